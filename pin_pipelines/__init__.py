@@ -1,0 +1,1 @@
+"""The data pipelines of a real-estate marketplace, on Dagster."""
