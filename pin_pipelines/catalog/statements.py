@@ -1,0 +1,277 @@
+"""Every SQL statement of the popularity recompute, by name.
+
+Two rules of the spec are kept here and nowhere else: which cards a page holds (``lock_page``, step 3), and how a
+page becomes snapshots and scores (``score_page``, steps 4 and 5). A page is locked by one statement and scored by
+the next one of the same transaction: only a statement that *begins* after the locks are held sees all that other
+runs committed for those cards. In a single statement, a snapshot committed between the statement's start and the
+lock would be missed, and an older score could be written over a newer one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from pin_pipelines.catalog.tables import LEDGER, SCORED_STATUSES, SNAPSHOTS, CardKind
+
+_SCORED = "c.status IN ({})".format(", ".join(f"'{status}'" for status in SCORED_STATUSES))
+
+# A card is handled when its snapshot of the run date was written since the oldest live instance began. A scalar
+# subquery, so that no plan can turn the look-up of one card into a scan of a whole date: until the snapshots are
+# analysed, a new run date is estimated as one row.
+_UNHANDLED = f"""coalesce((
+        SELECT s.created_at FROM {SNAPSHOTS} s
+        WHERE s.card_kind = %(card_kind)s AND s.card_id = c.id AND s.run_date = %(run_date)s
+    ), '-infinity') < %(handled_since)s"""
+
+_LAST_UUID = "'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid"
+
+
+@cache
+def lock_page(kind: CardKind, *, after: bool, upto: bool, unhandled: bool, wait: bool) -> str:
+    """The next cards by id, locked, and how many before the last of them another writer held.
+
+    Args:
+        kind: whose table.
+        after: begin behind a card (parameter ``after``).
+        upto: end at a card (parameter ``upto``), included.
+        unhandled: leave out cards that are handled. A lone instance has no need to ask: its cursor passes each
+            card once, and the look-up of each card costs a tenth of a run.
+        wait: wait for held cards, as long as ``lock_timeout`` allows, instead of passing over them.
+
+    Parameters: left_out (ids), batch_size; card_kind, run_date, handled_since with ``unhandled``.
+    Returns one row: ids uuid[], passed_over bigint.
+    """
+    clauses = [_SCORED, "c.id <> ALL(%(left_out)s)"]
+    if after:
+        clauses.append("c.id > %(after)s")
+    if unhandled:
+        clauses.append(_UNHANDLED)
+    candidates = f"{kind.table} c WHERE " + " AND ".join(clauses)
+    end = "%(upto)s" if upto else _LAST_UUID
+    return f"""
+    WITH page AS MATERIALIZED (
+        SELECT c.id FROM {candidates} AND c.id <= {end}
+        ORDER BY c.id
+        LIMIT %(batch_size)s
+        FOR UPDATE OF c {"" if wait else "SKIP LOCKED"}
+    )
+    SELECT array(SELECT id FROM page ORDER BY id),
+           (SELECT count(*) FROM {candidates} AND c.id <= coalesce((SELECT id FROM page ORDER BY id DESC LIMIT 1), {end}))
+           - (SELECT count(*) FROM page)"""
+
+
+@cache
+def lock_cards(kind: CardKind, *, wait: bool) -> str:
+    """The given cards, locked; those that another writer holds are passed over.
+
+    Parameters: ids. Returns a row a card: id.
+    """
+    return f"""
+    SELECT c.id FROM {kind.table} c
+    WHERE c.id = ANY(%(ids)s) AND {_SCORED}
+    ORDER BY c.id
+    FOR UPDATE OF c {"" if wait else "SKIP LOCKED"}"""
+
+
+@cache
+def score_page(kind: CardKind, *, capture: bool) -> str:
+    """Snapshots and scores of cards that are locked already, in one statement.
+
+    The counter of a locked card stands still, so it is S of the run date. A card that another instance handled
+    between page and lock is recognised by the conflict on its snapshot, which sees the newest row whatever the
+    statement's start: it is neither written nor scored again. ``lead`` credits a delta to the later of two
+    snapshots; the last one is followed by the counter of now. The weights are exact (``decay.decay_weights``).
+
+    Args:
+        kind: whose table.
+        capture: take the counters of now as the snapshots of the run date. Without it the scores come from what
+            is stored.
+
+    Parameters: card_kind, ids, run_date, oldest (the oldest run date read), weights; snapshot_id_prefix and
+        handled_since with ``capture``.
+    Returns one row: processed, snapshots_written, updated.
+    """
+    # Without a capture there is no counter of now behind the last snapshot: its delta is NULL and counts nothing.
+    counter_of_now = "page.popularity_views" if capture else "NULL::bigint"
+    stored = "s.run_date < %(run_date)s" if capture else "s.run_date <= %(run_date)s"
+    snapshot = f"""
+    , snapshot AS (
+        INSERT INTO {SNAPSHOTS} AS s (id, card_kind, card_id, run_date, cumulative_views, created_at)
+        SELECT (%(snapshot_id_prefix)s || lpad(to_hex(n), 4, '0'))::uuid,
+               %(card_kind)s, id, %(run_date)s, popularity_views, clock_timestamp()
+        FROM page
+        ON CONFLICT (card_kind, card_id, run_date) DO UPDATE
+            SET cumulative_views = excluded.cumulative_views, created_at = excluded.created_at
+            WHERE s.created_at < %(handled_since)s
+        RETURNING card_id
+    )"""
+    return f"""
+    WITH page AS MATERIALIZED (
+        SELECT c.id, c.popularity_views, c.popularity_score, i.n
+        FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY AS i (id, n) JOIN {kind.table} c ON c.id = i.id
+    )
+    {snapshot if capture else ""}
+    , scored AS MATERIALIZED (
+        SELECT page.id, page.popularity_score AS stored_score, decayed.score
+        FROM page
+        {"JOIN snapshot ON snapshot.card_id = page.id" if capture else ""}
+        CROSS JOIN LATERAL (
+            SELECT round(coalesce(sum(
+                day.delta * (%(weights)s::numeric[])[%(run_date)s::date - day.credited_to + 1]
+            ) FILTER (WHERE day.delta > 0), 0), 4) AS score
+            FROM (
+                SELECT lead(s.run_date, 1, %(run_date)s::date) OVER by_date AS credited_to,
+                       lead(s.cumulative_views, 1, {counter_of_now}) OVER by_date - s.cumulative_views AS delta
+                FROM {SNAPSHOTS} s
+                WHERE s.card_kind = %(card_kind)s AND s.card_id = page.id
+                  AND s.run_date >= %(oldest)s AND {stored}
+                WINDOW by_date AS (ORDER BY s.run_date)
+            ) day
+        ) decayed
+    )
+    , updated AS (
+        UPDATE {kind.table} c SET popularity_score = scored.score, updated_at = clock_timestamp()
+        FROM scored
+        WHERE c.id = scored.id
+          AND scored.score <> scored.stored_score
+          AND NOT EXISTS (
+              SELECT FROM {SNAPSHOTS} newer
+              WHERE newer.card_kind = %(card_kind)s AND newer.card_id = c.id AND newer.run_date > %(run_date)s
+          )
+        RETURNING c.id
+    )
+    SELECT (SELECT count(*) FROM scored),
+           {"(SELECT count(*) FROM snapshot)" if capture else "0::bigint"},
+           (SELECT count(*) FROM updated)"""
+
+
+@cache
+def count_scored(kind: CardKind) -> str:
+    """How many cards a full run has to handle."""
+    return f"SELECT count(*) FROM {kind.table} c WHERE {_SCORED}"
+
+
+@cache
+def count_unhandled(kind: CardKind) -> str:
+    """How many cards are left after a run was cut. Parameters: card_kind, run_date, handled_since, left_out."""
+    return f"{count_scored(kind)} AND c.id <> ALL(%(left_out)s) AND {_UNHANDLED}"
+
+
+@cache
+def card_ids(kind: CardKind) -> str:
+    """Ids of all cards that are scored, ascending."""
+    return f"SELECT c.id FROM {kind.table} c WHERE {_SCORED} ORDER BY c.id"
+
+
+@cache
+def find_cards(kind: CardKind) -> str:
+    """Which of the given ids are cards of this kind. Parameters: ids. Returns id, whether it is scored."""
+    return f"SELECT c.id, {_SCORED} FROM {kind.table} c WHERE c.id = ANY(%(ids)s) ORDER BY c.id"
+
+
+# Retention (spec, «Индексы … Retention»): one row in thirty-three goes each night, so a scan of the table is the
+# plan; no index by date would pay for its upkeep.
+PRUNE = f"DELETE FROM {SNAPSHOTS} WHERE run_date < %(keep_from)s"
+
+# Until the next autovacuum the new run date would be estimated as one row, and a report could choose a plan that
+# runs for minutes.
+ANALYZE = f"ANALYZE {SNAPSHOTS}"
+
+# Both scan the table once; they decide a partition of the past, which is rare (``partitions``).
+NEWEST_RUN_DATE = f"SELECT max(run_date) FROM {SNAPSHOTS}"
+STORED_FOR = f"SELECT card_kind, count(*) FROM {SNAPSHOTS} WHERE run_date = %(run_date)s GROUP BY card_kind"
+
+# The session's own limits. A statement of a batch takes milliseconds; one that hangs must not hold its locks for
+# longer than a consumer can bear. jit costs more than it gains on statements this short. A batch that a crash of
+# the server takes back is computed again by the next run, and the row that closes the run in the ledger is
+# flushed with everything before it: so a batch need not wait for the disk.
+WORKER_SESSION = """
+    SELECT set_config('statement_timeout', '60s', false),
+           set_config('lock_timeout', '5s', false),
+           set_config('idle_in_transaction_session_timeout', '60s', false),
+           set_config('synchronous_commit', 'off', false),
+           set_config('jit', 'off', false),
+           set_config('timezone', 'UTC', false),
+           set_config('application_name', %(application_name)s, false)"""
+
+# How long the sweep waits for a card that another writer holds; for this transaction only.
+WAIT_A_LITTLE = "SELECT set_config('lock_timeout', '2s', true)"
+
+# Retention and ANALYZE read the whole table.
+MAINTENANCE_SESSION = "SELECT set_config('statement_timeout', '15min', false)"
+
+# The liveness lock is worth what its connection is worth: a host that vanished must not hold it for hours.
+LIVENESS_SESSION = """
+    SELECT set_config('tcp_keepalives_idle', '10', false),
+           set_config('tcp_keepalives_interval', '5', false),
+           set_config('tcp_keepalives_count', '3', false),
+           set_config('statement_timeout', '60s', false),
+           set_config('timezone', 'UTC', false),
+           set_config('application_name', %(application_name)s, false)"""
+
+_LIVENESS_KEY = "hashtextextended('Pin:lock:run:catalog-popularity-recompute:' || {}, 0)"
+
+TAKE_LIVENESS = f"SELECT pg_try_advisory_lock({_LIVENESS_KEY.format('%(run_id)s')})"
+TAKE_SINGLE_FLIGHT = (
+    "SELECT pg_try_advisory_lock(hashtextextended('Pin:lock:job:scheduled:catalog-popularity-recompute', 0))"
+)
+# Instances register one after the other, so that of two that start together one sees the other.
+REGISTER_ONE_BY_ONE = (
+    "SELECT pg_advisory_xact_lock(hashtextextended('Pin:lock:ledger:catalog-popularity-recompute', 0))"
+)
+
+_ALIVE = f"""EXISTS (
+        SELECT FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND (l.classid::bigint << 32) | l.objid::bigint = {_LIVENESS_KEY.format("r.run_id")}
+    )"""
+
+LIVE_RUNS = f"""
+    SELECT r.run_id, r.run_date, r.run_kind, r.started_at, r.handled_since FROM {LEDGER} r
+    WHERE r.status = 'Running' AND {_ALIVE}
+    ORDER BY r.started_at"""
+
+CLOSE_DEAD_RUNS = f"""
+    UPDATE {LEDGER} r
+    SET status = 'Failed', stopped_reason = 'died', finished_at = clock_timestamp(),
+        error = 'The process of the run died: its liveness lock was free.'
+    WHERE r.status = 'Running' AND NOT {_ALIVE}
+    RETURNING r.run_id"""
+
+OPEN_RUN = f"""
+    INSERT INTO {LEDGER} (run_id, run_date, run_kind, handled_since, batch_size,
+                          property_object_stop_id, project_stop_id)
+    VALUES (%(run_id)s, %(run_date)s, %(run_kind)s, coalesce(%(handled_since)s, clock_timestamp()), %(batch_size)s,
+            %(property_object_stop_id)s, %(project_stop_id)s)
+    RETURNING handled_since"""
+
+# Only a run that ended in order stops at a point worth going on from: one that failed may have failed there.
+LAST_STOP = f"""
+    SELECT property_object_stop_id, project_stop_id FROM {LEDGER}
+    WHERE run_kind = 'Full' AND status IN ('Completed', 'Stopped')
+    ORDER BY started_at DESC LIMIT 1"""
+
+
+@cache
+def add_batch(kind: CardKind) -> str:
+    """Move the figures of a run by those of one batch, in the batch's own transaction."""
+    stops = ", ".join(f"{each.prefix}_stop_id = " + ("%(stop_id)s" if each is kind else "NULL") for each in CardKind)
+    return f"""
+    UPDATE {LEDGER}
+    SET {kind.prefix}_cards_processed = {kind.prefix}_cards_processed + %(processed)s,
+        {kind.prefix}_cards_updated = {kind.prefix}_cards_updated + %(updated)s,
+        snapshots_written = snapshots_written + %(snapshots_written)s,
+        item_errors = item_errors + %(item_errors)s,
+        {stops}
+    WHERE run_id = %(run_id)s"""
+
+
+CLOSE_RUN = f"""
+    UPDATE {LEDGER}
+    SET status = %(status)s::text, stopped_reason = %(stopped_reason)s, finished_at = clock_timestamp(),
+        snapshots_pruned = %(snapshots_pruned)s, cards_left_locked = %(cards_left_locked)s,
+        cards_remaining = %(cards_remaining)s, retries = %(retries)s, duration_ms = %(duration_ms)s, error = %(error)s,
+        property_object_stop_id = CASE WHEN %(status)s::text = 'Completed' THEN NULL ELSE property_object_stop_id END,
+        project_stop_id = CASE WHEN %(status)s::text = 'Completed' THEN NULL ELSE project_stop_id END
+    WHERE run_id = %(run_id)s"""
