@@ -21,6 +21,7 @@ MAX_WINDOW_DAYS = 3650
 MAX_HALF_LIFE_DAYS = 3650
 # One batch holds its row locks until it commits; a larger one gains nothing and makes writers wait longer.
 MAX_BATCH_SIZE = 10_000
+MAX_RUN_DURATION_SECONDS = 86_400
 
 
 class SettingsError(ValueError):
@@ -77,9 +78,9 @@ class Settings(BaseSettings):
         int,
         Field(
             ge=1,
-            le=86_400,
+            le=MAX_RUN_DURATION_SECONDS,
             description="A run that lasts longer ends in order between two batches; the next one goes on from there.",
-            json_schema_extra={"allowed": "a whole number from 1 to 86400"},
+            json_schema_extra={"allowed": f"a whole number from 1 to {MAX_RUN_DURATION_SECONDS}"},
         ),
     ] = 1800
     popularity_single_flight: Annotated[

@@ -132,7 +132,7 @@ class CatalogueScan:
         self._patience = _Patience(wait=sweeping)
         self.left_locked = 0
 
-    def pass_over(self, kind: CardKind, ids: Collection[UUID]) -> None:
+    def pass_over(self, kind: CardKind, ids: Collection[UUID]) -> None:  # noqa: ARG002 - the sweep finds both kinds
         """See ``PageSource``; the sweep finds them by what is handled."""
         self.left_locked += len(ids)
 
@@ -205,7 +205,7 @@ class CardList:
         """See ``PageSource``."""
         while self._chunk is not None:
             kind, chunk = self._chunk
-            ids = self._patience.lock(connection, lambda wait: lock_cards(connection, kind, chunk, wait=wait))
+            ids = self._patience.lock(connection, partial(lock_cards, connection, kind, chunk))
             if not self._patience.waits:
                 self.pass_over(kind, set(chunk) - set(ids))
             # Else nothing was held: what is missing is no longer on show.
@@ -231,7 +231,7 @@ class CardList:
         return sum(map(len, self._passed_over.values()))
 
 
-def lock_cards(connection: Connection, kind: CardKind, ids: Sequence[UUID], *, wait: bool = False) -> list[UUID]:
+def lock_cards(connection: Connection, kind: CardKind, ids: Sequence[UUID], wait: bool = False) -> list[UUID]:
     """Lock the given cards, as far as they are free (or, waiting, all of them)."""
     rows = connection.execute(statements.lock_cards(kind, wait=wait), {"ids": list(ids)})
     return [card_id for (card_id,) in rows]

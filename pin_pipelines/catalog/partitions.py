@@ -1,11 +1,11 @@
 """Which run a daily partition may have: a counter cannot be read in the past.
 
-    partition D                                what a run does
-    D is today (UTC)                           full run
-    D < today, D is the newest stored date     scores again from what is stored, no capture
-    D < today, newer dates are stored          nothing: it is history
-    D < today, nothing is stored for D         fails: that night was missed
-    D > today                                  refused
+partition D                                what a run does
+D is today (UTC)                           full run
+D < today, D is the newest stored date     scores again from what is stored, no capture
+D < today, newer dates are stored          nothing: it is history
+D < today, nothing is stored for D         fails: that night was missed
+D > today                                  refused
 """
 
 from __future__ import annotations

@@ -252,9 +252,7 @@ class _Run:
         self._remaining = 0
         self._unknown: tuple[UUID, ...] = ()
         self._passed_over: tuple[UUID, ...] = ()
-        self._weights: list[Decimal] = decay_weights(
-            self.parameters.window_days, self.parameters.decay_half_life_days
-        )
+        self._weights: list[Decimal] = decay_weights(self.parameters.window_days, self.parameters.decay_half_life_days)
 
     # The run as a whole
 
@@ -281,7 +279,7 @@ class _Run:
 
     def _go_through(self, ledger: Ledger) -> StopReason:
         self.logger.info(
-            "run started: run_id=%s as_of_date=%s W=%d H=%d kind=%s batch_size=%d workers=%d%s",
+            "run started: runId=%s AsOfDate=%s W=%d H=%d kind=%s batch_size=%d workers=%d%s",
             self.run_id,
             self.run_date,
             self.parameters.window_days,
@@ -536,7 +534,7 @@ class _Run:
             totals.snapshots_written += figures.snapshots_written
             totals.poison[page.kind].update(card_id for card_id, _ in figures.poison)
             for card_id, error in figures.poison:
-                self.logger.error("item failed: card_kind=%s card_id=%s exception=%s", page.kind, card_id, _one_line(error))
+                self.logger.error("item failed: CardKind=%s CardId=%s exception=%s", page.kind, card_id, _name(error))
             if figures.processed + len(figures.poison) < len(page.ids):
                 source.mark_shared()
             self._report(page, figures)
@@ -555,7 +553,7 @@ class _Run:
             expected_end=datetime.now(UTC) + timedelta(seconds=left / max(rate, 1e-9)),
         )
         self.logger.info(
-            "batch processed: card_kind=%s rows=%d updated=%d; %d of %d cards, %.0f cards/s, expected end %s",
+            "batch processed: CardKind=%s rows=%d updated=%d; %d of %d cards, %.0f cards/s, expected end %s",
             progress.card_kind,
             progress.rows,
             progress.updated,
@@ -621,10 +619,15 @@ class _Run:
         )
 
 
+def _name(error: psycopg.Error) -> str:
+    """The error in one line."""
+    return f"{type(error).__name__}: {error.diag.message_primary}"
+
+
 def _snapshot_id_prefix() -> str:
     """28 of the 32 hex digits of a time-ordered id (UUIDv7); the statement numbers the cards of its page behind it.
 
     Ordered ids keep the inserts of a night on the same few pages of the primary key.
     """
-    random = secrets.randbits(57)
-    return f"{time.time_ns() // 1_000_000:012x}7{random >> 45:03x}{8 | (random >> 43) & 3:x}{random & ((1 << 43) - 1):011x}"
+    milliseconds = time.time_ns() // 1_000_000
+    return f"{milliseconds:012x}7{secrets.randbits(12):03x}{8 | secrets.randbits(2):x}{secrets.randbits(44):011x}"

@@ -48,6 +48,7 @@ def lock_page(kind: CardKind, *, after: bool, upto: bool, unhandled: bool, wait:
         clauses.append(_UNHANDLED)
     candidates = f"{kind.table} c WHERE " + " AND ".join(clauses)
     end = "%(upto)s" if upto else _LAST_UUID
+    last_locked = "(SELECT id FROM page ORDER BY id DESC LIMIT 1)"
     return f"""
     WITH page AS MATERIALIZED (
         SELECT c.id FROM {candidates} AND c.id <= {end}
@@ -56,7 +57,7 @@ def lock_page(kind: CardKind, *, after: bool, upto: bool, unhandled: bool, wait:
         FOR UPDATE OF c {"" if wait else "SKIP LOCKED"}
     )
     SELECT array(SELECT id FROM page ORDER BY id),
-           (SELECT count(*) FROM {candidates} AND c.id <= coalesce((SELECT id FROM page ORDER BY id DESC LIMIT 1), {end}))
+           (SELECT count(*) FROM {candidates} AND c.id <= coalesce({last_locked}, {end}))
            - (SELECT count(*) FROM page)"""
 
 
@@ -275,3 +276,69 @@ CLOSE_RUN = f"""
         property_object_stop_id = CASE WHEN %(status)s::text = 'Completed' THEN NULL ELSE property_object_stop_id END,
         project_stop_id = CASE WHEN %(status)s::text = 'Completed' THEN NULL ELSE project_stop_id END
     WHERE run_id = %(run_id)s"""
+
+# What people and checks ask of a finished run
+
+NEWEST_FULL_RUN = f"""
+    SELECT run_id, run_date, status, finished_at, item_errors, cards_left_locked, cards_remaining FROM {LEDGER}
+    WHERE run_kind = 'Full' AND status <> 'Running'
+    ORDER BY started_at DESC LIMIT 1"""
+
+LAST_COMPLETED_FULL_RUN = f"""
+    SELECT run_id, started_at, finished_at, clock_timestamp() FROM {LEDGER}
+    WHERE run_kind = 'Full' AND status = 'Completed'
+    ORDER BY started_at DESC LIMIT 1"""
+
+ENDED_RUNS = f"""
+    SELECT run_id, extract(epoch FROM clock_timestamp() - finished_at)::float FROM {LEDGER}
+    WHERE run_id = ANY(%(run_ids)s) AND status <> 'Running'"""
+
+_SNAPSHOT_OF = f"""(
+        SELECT s.cumulative_views FROM {SNAPSHOTS} s
+        WHERE s.card_kind = %(card_kind)s AND s.card_id = c.id AND s.run_date = %(run_date)s
+    )"""
+
+
+@cache
+def count_missing(kind: CardKind) -> str:
+    """Cards without a snapshot of a run date, but for those that changed after its run ended (put on show, say).
+
+    Parameters: card_kind, run_date, finished_at.
+    """
+    return f"{count_scored(kind)} AND c.updated_at <= %(finished_at)s AND {_SNAPSHOT_OF} IS NULL"
+
+
+@cache
+def sample_scores(kind: CardKind) -> str:
+    """Scores of cards chosen by a seed, of those that have a snapshot of the run date.
+
+    Parameters: card_kind, run_date, seed, size. Returns id, popularity_score.
+    """
+    return f"""
+    SELECT c.id, c.popularity_score
+    FROM (
+        SELECT c.id, c.popularity_score FROM {kind.table} c WHERE {_SCORED}
+        ORDER BY hashtextextended(c.id::text, %(seed)s) LIMIT %(size)s
+    ) c
+    WHERE {_SNAPSHOT_OF} IS NOT NULL"""
+
+
+SNAPSHOTS_OF_CARDS = f"""
+    SELECT card_id, run_date, cumulative_views FROM {SNAPSHOTS}
+    WHERE card_kind = %(card_kind)s AND card_id = ANY(%(ids)s)"""
+
+
+@cache
+def top_cards(kind: CardKind) -> str:
+    """The shop window's order «by popularity»: read from the popularity index. Parameters: size."""
+    return f"""
+    SELECT c.id, c.popularity_views, c.popularity_score FROM {kind.table} c
+    WHERE {_SCORED} ORDER BY c.popularity_score DESC LIMIT %(size)s"""
+
+
+@cache
+def score_distribution(kind: CardKind) -> str:
+    """How many cards have a score of 0, and in each half decade above: bucket (NULL for 0), cards."""
+    return f"""
+    SELECT CASE WHEN c.popularity_score > 0 THEN floor(2 * log(c.popularity_score))::int END AS bucket, count(*)
+    FROM {kind.table} c WHERE {_SCORED} GROUP BY bucket ORDER BY bucket NULLS FIRST"""

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,8 @@ from urllib.parse import quote
 import psutil
 import psycopg
 from psycopg import sql
+
+from pin_pipelines.local.errors import LocalStackError
 
 with warnings.catch_warnings():
     # The import warns where XDG_RUNTIME_DIR is not set (containers, cron). It only chooses a lock file by it.
@@ -51,10 +54,11 @@ SERVER_SETTINGS = {
 # After a crash a server replays up to max_wal_size before it takes connections.
 _START_TIMEOUT_SECONDS = 300
 _STOP_TIMEOUT_SECONDS = 60
+_POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
 
 
-class EmbeddedPostgresError(RuntimeError):
+class EmbeddedPostgresError(LocalStackError):
     """The embedded server did not do as it was told; the message has the end of its log."""
 
 
@@ -170,17 +174,19 @@ class EmbeddedPostgres:
 
     def _end_processes(self) -> None:
         """End what is left in the folder, like backends of a killed server: no other may start beside them."""
-        processes = server_processes(self._data_dir)
-        for process in processes:
-            process.kill()
-        _, alive = psutil.wait_procs(processes, timeout=_STOP_TIMEOUT_SECONDS)
-        if alive:
-            pids = ", ".join(str(process.pid) for process in alive)
-            raise EmbeddedPostgresError(f"PostgreSQL of {self._data_dir} could not be ended; processes left: {pids}")
+        deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+        while processes := server_processes(self._data_dir):
+            if time.monotonic() > deadline:
+                pids = ", ".join(str(process.pid) for process in processes)
+                raise EmbeddedPostgresError(f"PostgreSQL of {self._data_dir} does not end; processes left: {pids}")
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(_POLL_SECONDS)
 
 
 def server_processes(data_dir: Path) -> list[psutil.Process]:
-    """All PostgreSQL processes that work in this data folder."""
+    """All PostgreSQL processes that work in this data folder; a zombie works nowhere."""
     return [
         process
         for process in psutil.process_iter(["name", "cwd"])

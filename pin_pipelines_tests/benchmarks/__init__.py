@@ -1,0 +1,1 @@
+"""Measurements beside a peer or a limit; run apart from the tests."""

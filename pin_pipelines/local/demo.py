@@ -1,0 +1,213 @@
+"""The demo: a month of history by the engine's own rules, then today's partition through Dagster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import dagster as dg
+import psycopg
+from psycopg.rows import dict_row
+
+from pin_pipelines.catalog import statements
+from pin_pipelines.catalog.ledger import Connect, RunKind
+from pin_pipelines.catalog.recompute import Parameters, Summary, recompute
+from pin_pipelines.catalog.tables import LEDGER, SNAPSHOTS, CardKind
+from pin_pipelines.definitions import build_definitions
+from pin_pipelines.local.demo_data import Catalogue, advance_a_little, advance_to, find_catalogue, make_catalogue
+from pin_pipelines.local.errors import LocalStackError
+from pin_pipelines.settings import Settings
+
+HISTORY_DAYS = 31
+NIGHT = time(3, tzinfo=UTC)
+JOB = "popularity_recompute"
+
+# The last of a day's materialisations: with it, the day is complete.
+_LAST_REPORTED = dg.AssetKey(["catalog", "project_popularity"])
+
+# The engine stamps with the database's clock, the night was long ago. The freshness checks read these times.
+_MOVE_SNAPSHOTS = f"""
+UPDATE {SNAPSHOTS} s SET created_at = s.created_at + (%(night)s - r.started_at)
+FROM {LEDGER} r WHERE r.run_id = %(run_id)s AND s.run_date = r.run_date"""
+_MOVE_RUN = f"""
+UPDATE {LEDGER} SET started_at = %(night)s, finished_at = finished_at + (%(night)s - started_at),
+    handled_since = handled_since + (%(night)s - started_at)
+WHERE run_id = %(run_id)s"""
+
+
+class CatalogueSizeError(LocalStackError):
+    """A catalogue of another size is there already."""
+
+
+@dataclass(frozen=True)
+class Popular:
+    """A card, as the top of a list shows it."""
+
+    title: str
+    status: str
+    views: int
+    score: Decimal
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How today's run ended: its row in the ledger, empty if it got none, and why it failed, if it did."""
+
+    run_id: str
+    figures: dict[str, Any]
+    failure: str | None
+
+
+def ensure_catalogue(
+    connect: Connect, property_objects: int | None, default: int, today: date
+) -> tuple[Catalogue, bool]:
+    """The catalogue that is there, or a new one, and whether it is new.
+
+    Raises:
+        CatalogueSizeError: a size was asked for, and the one that is there has another. Going on with it would show
+            figures of a size that nobody asked for.
+    """
+    with connect() as connection:
+        found = find_catalogue(connection)
+        if found is None:
+            return make_catalogue(connection, property_objects or default, today), True
+    if property_objects not in (None, found.property_objects):
+        raise CatalogueSizeError(
+            f"a catalogue of {found.property_objects:,} property objects is there already, not one of "
+            f"{property_objects:,}. Go on with it by leaving out --cards, or remove the data folder first, "
+            "or name another one with --data-dir."
+        )
+    return found, False
+
+
+def missing_history(instance: dg.DagsterInstance, catalogue: Catalogue, settings: Settings) -> list[date]:
+    """The days of the month before the catalogue was made that have not been played yet."""
+    played = instance.get_materialized_partitions(_LAST_REPORTED)
+    month = (catalogue.made_on - timedelta(days=age) for age in range(HISTORY_DAYS, 0, -1))
+    return [day for day in month if day >= settings.popularity_first_date and day.isoformat() not in played]
+
+
+def play_night(
+    connect: Connect, instance: dg.DagsterInstance, catalogue: Catalogue, day: date, settings: Settings
+) -> None:
+    """Let a day's views come in, run its night, and put it where it belongs in time and in Dagster's history."""
+    with connect() as connection:
+        advance_to(connection, catalogue, day)
+    summary = recompute(
+        connect,
+        run_id=f"demo-{day}-{uuid4().hex[:8]}",
+        run_date=day,
+        run_kind=RunKind.FULL,
+        parameters=_parameters(settings),
+        logger=_silent_logger(),
+    )
+    with connect() as connection:
+        where = {"run_id": summary.run_id, "night": datetime.combine(day, NIGHT)}
+        connection.execute(_MOVE_SNAPSHOTS, where)
+        connection.execute(_MOVE_RUN, where)
+    for materialization in materializations_of_run(summary):
+        instance.report_runless_asset_event(materialization)
+
+
+def let_views_come_in(connect: Connect, catalogue: Catalogue, today: date) -> None:
+    """Today's views, the first time; a little more each time after."""
+    with connect() as connection:
+        if catalogue.views_until == today:
+            advance_a_little(connection, catalogue, today, key=uuid4().hex)
+        else:
+            advance_to(connection, catalogue, today)
+
+
+def run_today(instance: dg.DagsterInstance, connect: Connect, settings: Settings, today: date) -> Outcome:
+    """Run today's partition as a job of Dagster's, in this process."""
+    job = build_definitions(settings).resolve_job_def(JOB)
+    try:
+        result = job.execute_in_process(
+            partition_key=today.isoformat(),
+            instance=instance,
+            raise_on_error=False,
+            # Dagster's debug lines would go through the progress bars; the run's own lines are in its history.
+            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        )
+    except dg.DagsterExecutionInterruptedError:
+        raise KeyboardInterrupt from None
+    failures = [event.message or event.event_type_value for event in result.all_events if event.is_failure]
+    return Outcome(result.run_id, _ledger_row(connect, result.run_id), None if result.success else "; ".join(failures))
+
+
+def cards_to_score(connect: Connect) -> int:
+    """How many cards a full run goes through."""
+    with connect() as connection:
+        return sum(_number(connection, statements.count_scored(kind)) for kind in CardKind)
+
+
+def cards_done(connect: Connect, today: date) -> int:
+    """How many cards the run of today that is working now has processed."""
+    with connect() as connection:
+        return _number(
+            connection,
+            f"SELECT coalesce(max(property_object_cards_processed + project_cards_processed), 0) FROM {LEDGER} "
+            "WHERE run_date = %s AND status = 'Running'",
+            today,
+        )
+
+
+def most_popular(connect: Connect, kind: CardKind, limit: int) -> list[Popular]:
+    """The cards with the highest scores."""
+    with connect() as connection:
+        rows = connection.execute(
+            f"SELECT title, status, popularity_views, popularity_score FROM {kind.table} "
+            "ORDER BY popularity_score DESC, id LIMIT %s",
+            [limit],
+        )
+        return [Popular(*row) for row in rows]
+
+
+def materializations_of_run(summary: Summary) -> Iterator[dg.AssetMaterialization]:
+    """The events that a run of the job would have left."""
+    partition = summary.run_date.isoformat()
+    figures: dict[str, dict[str, int]] = {
+        "popularity_daily_views": {
+            "snapshots_written": summary.snapshots_written,
+            "snapshots_pruned": summary.snapshots_pruned,
+        },
+        "property_object_popularity": {"cards_updated": summary.property_object_cards_updated},
+        "project_popularity": {"cards_updated": summary.project_cards_updated},
+    }
+    for name, metadata in figures.items():
+        yield dg.AssetMaterialization(dg.AssetKey(["catalog", name]), partition=partition, metadata=metadata)
+
+
+def _parameters(settings: Settings) -> Parameters:
+    return Parameters(
+        window_days=settings.popularity_window_days,
+        decay_half_life_days=settings.popularity_decay_half_life_days,
+        batch_size=settings.popularity_batch_size,
+        max_run_duration_seconds=settings.popularity_max_run_duration_seconds,
+        workers=settings.popularity_workers,
+    )
+
+
+def _ledger_row(connect: Connect, run_id: str) -> dict[str, Any]:
+    with connect() as connection:
+        cursor = connection.cursor(row_factory=dict_row)
+        return cursor.execute(f"SELECT * FROM {LEDGER} WHERE run_id = %s", [run_id]).fetchone() or {}
+
+
+def _number(connection: psycopg.Connection[Any], statement: str, *parameters: Any) -> int:
+    row = connection.execute(statement, parameters).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate without GROUP BY returns a row
+    return int(row[0])
+
+
+def _silent_logger() -> logging.Logger:
+    """For nights that nobody watches: their lines would go through the progress bars."""
+    logger = logging.getLogger(f"{__name__}.history")
+    logger.propagate = False
+    logger.addHandler(logging.NullHandler())
+    return logger

@@ -1,0 +1,73 @@
+"""One PostgreSQL server for the session, a database from a template for each test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from pin_pipelines.local.postgres import EmbeddedPostgres
+from pin_pipelines.local.stand_ins import create_stand_ins
+from pin_pipelines.migrations import migrate
+from pin_pipelines_tests.catalogue import Catalogue
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    # Not pytest's own folder: PostgreSQL runs as another user where the tests run as root.
+    folder = Path(tempfile.mkdtemp(prefix="pin-tests-"))
+    try:
+        with EmbeddedPostgres(folder / "postgres") as server:
+            yield server
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def template(postgres: EmbeddedPostgres) -> str:
+    """A marketplace database: stand-ins for the cards, and all that the pipeline owns."""
+    postgres.ensure_database("template_pin")
+    url = postgres.url("template_pin")
+    migrate(url)
+    with psycopg.connect(url) as connection:
+        create_stand_ins(connection)
+    return "template_pin"
+
+
+@pytest.fixture
+def new_database(postgres: EmbeddedPostgres) -> Iterator[Callable[[str], str]]:
+    """Copies a template database and returns the copy's name; the copies go with the test."""
+    made: list[str] = []
+
+    def copy(template: str) -> str:
+        name = f"test_{next(_numbers)}"
+        _administer(postgres, "CREATE DATABASE {} TEMPLATE {}", name, template)
+        made.append(name)
+        return name
+
+    yield copy
+    for name in made:
+        _administer(postgres, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture
+def database_url(postgres: EmbeddedPostgres, template: str, new_database: Callable[[str], str]) -> str:
+    return postgres.url(new_database(template))
+
+
+@pytest.fixture
+def catalogue(database_url: str) -> Catalogue:
+    return Catalogue(database_url)
+
+
+def _administer(postgres: EmbeddedPostgres, statement: str, *names: str) -> None:
+    with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
