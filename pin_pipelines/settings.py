@@ -31,7 +31,13 @@ class SettingsError(ValueError):
 class Settings(BaseSettings):
     """The pipelines' configuration, as read from the environment."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        frozen=True,
+        extra="ignore",
+        # pydantic's own message would repeat a URL with its password.
+        hide_input_in_errors=True,
+    )
 
     postgres_url: Annotated[
         SecretStr,
@@ -144,7 +150,6 @@ def load_settings(**overrides: Any) -> Settings:
         return Settings(**overrides)
     except ValidationError as error:
         lines = [_explain(details) for details in error.errors(include_url=False)]
-        # The original error would repeat the values of URLs, so it does not travel along.
         raise SettingsError("\n".join(lines)) from None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
+import dagster as dg
 import psycopg
 import pytest
 from psycopg import sql
@@ -16,6 +17,8 @@ from pin_pipelines.local.postgres import EmbeddedPostgres
 from pin_pipelines.local.stand_ins import create_stand_ins
 from pin_pipelines.migrations import migrate
 from pin_pipelines_tests.catalogue import Catalogue
+
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
 
 _numbers = count(1)
 
@@ -71,3 +74,33 @@ def catalogue(database_url: str) -> Catalogue:
 def _administer(postgres: EmbeddedPostgres, statement: str, *names: str) -> None:
     with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+@pytest.fixture(scope="session")
+def dagster_template(postgres: EmbeddedPostgres) -> str:
+    """Dagster's own storage, with its tables made."""
+    postgres.ensure_database("template_dagster")
+    with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PIN_DAGSTER_POSTGRES_URL", postgres.dagster_url("template_dagster"))
+        shutil.copy(PROJECT_ROOT / "dagster.yaml", home)
+        dg.DagsterInstance.from_config(home).dispose()
+    return "template_dagster"
+
+
+@pytest.fixture
+def instance(
+    postgres: EmbeddedPostgres,
+    dagster_template: str,
+    new_database: Callable[[str], str],
+    database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[dg.DagsterInstance]:
+    """A Dagster instance as the project's dagster.yaml says, beside the test's marketplace database."""
+    monkeypatch.setenv("PIN_POSTGRES_URL", database_url)
+    monkeypatch.setenv("PIN_DAGSTER_POSTGRES_URL", postgres.dagster_url(new_database(dagster_template)))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    shutil.copy(PROJECT_ROOT / "dagster.yaml", tmp_path)
+    instance = dg.DagsterInstance.get()
+    yield instance
+    instance.dispose()

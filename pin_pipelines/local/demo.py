@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -15,6 +14,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from pin_pipelines.catalog import statements
+from pin_pipelines.catalog.defs.assets import ASSET_KEYS, materialize_results
 from pin_pipelines.catalog.ledger import Connect, RunKind
 from pin_pipelines.catalog.recompute import Parameters, Summary, recompute
 from pin_pipelines.catalog.tables import LEDGER, SNAPSHOTS, CardKind
@@ -28,7 +28,7 @@ NIGHT = time(3, tzinfo=UTC)
 JOB = "popularity_recompute"
 
 # The last of a day's materialisations: with it, the day is complete.
-_LAST_REPORTED = dg.AssetKey(["catalog", "project_popularity"])
+_LAST_REPORTED = ASSET_KEYS[-1]
 
 # The engine stamps with the database's clock, the night was long ago. The freshness checks read these times.
 _MOVE_SNAPSHOTS = f"""
@@ -110,8 +110,7 @@ def play_night(
         where = {"run_id": summary.run_id, "night": datetime.combine(day, NIGHT)}
         connection.execute(_MOVE_SNAPSHOTS, where)
         connection.execute(_MOVE_RUN, where)
-    for materialization in materializations_of_run(summary):
-        instance.report_runless_asset_event(materialization)
+    _report_night(instance, connect, summary)
 
 
 def let_views_come_in(connect: Connect, catalogue: Catalogue, today: date) -> None:
@@ -146,14 +145,15 @@ def cards_to_score(connect: Connect) -> int:
         return sum(_number(connection, statements.count_scored(kind)) for kind in CardKind)
 
 
-def cards_done(connect: Connect, today: date) -> int:
-    """How many cards the run of today that is working now has processed."""
+def cards_done(connect: Connect, run_date: date, since: datetime) -> int:
+    """How many cards the runs of a run date have processed that began since a moment."""
     with connect() as connection:
         return _number(
             connection,
-            f"SELECT coalesce(max(property_object_cards_processed + project_cards_processed), 0) FROM {LEDGER} "
-            "WHERE run_date = %s AND status = 'Running'",
-            today,
+            f"SELECT coalesce(sum(property_object_cards_processed + project_cards_processed), 0) FROM {LEDGER} "
+            "WHERE run_date = %s AND started_at >= %s",
+            run_date,
+            since,
         )
 
 
@@ -168,19 +168,18 @@ def most_popular(connect: Connect, kind: CardKind, limit: int) -> list[Popular]:
         return [Popular(*row) for row in rows]
 
 
-def materializations_of_run(summary: Summary) -> Iterator[dg.AssetMaterialization]:
-    """The events that a run of the job would have left."""
-    partition = summary.run_date.isoformat()
-    figures: dict[str, dict[str, int]] = {
-        "popularity_daily_views": {
-            "snapshots_written": summary.snapshots_written,
-            "snapshots_pruned": summary.snapshots_pruned,
-        },
-        "property_object_popularity": {"cards_updated": summary.property_object_cards_updated},
-        "project_popularity": {"cards_updated": summary.project_cards_updated},
-    }
-    for name, metadata in figures.items():
-        yield dg.AssetMaterialization(dg.AssetKey(["catalog", name]), partition=partition, metadata=metadata)
+def _report_night(instance: dg.DagsterInstance, connect: Connect, summary: Summary) -> None:
+    """Leave the events in Dagster's history that a run of the job would have left."""
+    with connect() as connection:
+        for result in materialize_results(connection, summary):
+            assert result.asset_key is not None  # noqa: S101 - the op makes several assets, so each is named
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(
+                    asset_key=result.asset_key,
+                    partition=summary.run_date.isoformat(),
+                    metadata=dict(result.metadata or {}),
+                )
+            )
 
 
 def _parameters(settings: Settings) -> Parameters:

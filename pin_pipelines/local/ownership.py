@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,13 +36,28 @@ def postgres_dir(data_dir: Path) -> Path:
     return data_dir / "postgres"
 
 
+@dataclass(frozen=True)
+class Ownership:
+    """A data folder that this process owns."""
+
+    data_dir: Path
+    ending: threading.Event
+    """Set it when clearing up begins: from then on no signal interrupts."""
+
+
 @contextmanager
-def owned(data_dir: Path, command: str) -> Iterator[None]:
-    """Own the data folder.
+def owned(data_dir: Path, command: str) -> Iterator[Ownership]:
+    """Own the data folder, cleared of what a killed owner left running. Signals raise KeyboardInterrupt.
+
+    Args:
+        data_dir: the folder; made if it is not there.
+        command: what the owner is called in messages to others.
 
     Raises:
-        LocalStackError: another command does, naming it.
+        LocalStackError: another command owns it, or what was left does not end.
     """
+    data_dir = data_dir.expanduser().resolve()
+    data_dir.mkdir(parents=True, exist_ok=True)
     lock = FileLock(data_dir / "lock", timeout=0)
     owner = data_dir / "owner"
     try:
@@ -53,7 +69,9 @@ def owned(data_dir: Path, command: str) -> Iterator[None]:
         ) from None
     try:
         owner.write_text(f"`pin-pipelines {command}` (pid {os.getpid()}, since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC)")
-        yield
+        with _interrupted_by_signals() as ending:
+            end_marked_processes(data_dir)
+            yield Ownership(data_dir, ending)
     finally:
         owner.unlink(missing_ok=True)
         lock.release()
@@ -106,14 +124,11 @@ def end_marked_processes(data_dir: Path) -> None:
 
 
 @contextmanager
-def interrupted_by_signals() -> Iterator[threading.Event]:
-    """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP; ignore all later ones.
+def _interrupted_by_signals() -> Iterator[threading.Event]:
+    """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP, unless the end has begun; then ignore them.
 
     A shell starts background commands with SIGINT ignored, and Python then leaves it so; hence the handlers are
     set in any case. SIGHUP alone stays ignored where it was, for that is what ``nohup`` asks for.
-
-    Yields:
-        An event that says that the end has begun: set it, and no signal interrupts the clearing up.
     """
     ending = threading.Event()
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from dagster import DagsterInstance
 
@@ -113,7 +114,7 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def watch_servers(servers: Sequence[Server]) -> None:
+def watch_servers(servers: Sequence[Server]) -> NoReturn:
     """Return never, but raise when a server ends by itself.
 
     Raises:

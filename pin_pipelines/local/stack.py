@@ -12,13 +12,7 @@ from pathlib import Path
 import psycopg
 
 from pin_pipelines.local.errors import LocalStackError
-from pin_pipelines.local.ownership import (
-    MARK,
-    end_marked_processes,
-    interrupted_by_signals,
-    owned,
-    postgres_dir,
-)
+from pin_pipelines.local.ownership import MARK, Ownership, end_marked_processes, postgres_dir
 from pin_pipelines.local.postgres import EmbeddedPostgres
 from pin_pipelines.local.stand_ins import create_stand_ins
 from pin_pipelines.migrations import migrate
@@ -37,38 +31,32 @@ class LocalStack:
 
 
 @contextmanager
-def local_stack(data_dir: Path, command: str, on_step: Callable[[str], None]) -> Iterator[LocalStack]:
-    """Own the data folder and run PostgreSQL in it; when left, nothing of the stack is left running.
-
-    Within, SIGINT and SIGTERM raise KeyboardInterrupt.
+def local_stack(ownership: Ownership, on_step: Callable[[str], None]) -> Iterator[LocalStack]:
+    """Run PostgreSQL in the data folder; when left, nothing of the stack is left running.
 
     Args:
-        data_dir: the folder; made if it is not there.
-        command: what the owner is called in messages to others.
+        ownership: of the folder.
         on_step: told what is being done, in a few words.
 
     Raises:
         LocalStackError: the stack cannot start, or not end.
     """
-    data_dir = data_dir.expanduser().resolve()
+    data_dir = ownership.data_dir
     project_dir = find_project_dir()
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with owned(data_dir, command), interrupted_by_signals() as ending:
-        # Before PostgreSQL: what was left behind may still write to it.
-        end_marked_processes(data_dir)
-        postgres = EmbeddedPostgres(postgres_dir(data_dir))
-        with _environment({MARK: str(data_dir)}):
-            try:
-                on_step("Starting PostgreSQL")
-                postgres.start()
-                on_step("Migrating")
-                with _environment(_prepare(postgres, data_dir, project_dir)):
-                    yield LocalStack(data_dir, project_dir, postgres.url(DATABASE))
-            finally:
-                ending.set()
-                on_step("Stopping")
-                end_marked_processes(data_dir)
-                postgres.stop()
+    postgres = EmbeddedPostgres(postgres_dir(data_dir))
+    with _environment({MARK: str(data_dir)}):
+        try:
+            on_step("Starting PostgreSQL")
+            postgres.start()
+            on_step("Migrating")
+            with _environment(_prepare(postgres, data_dir, project_dir)):
+                yield LocalStack(data_dir, project_dir, postgres.url(DATABASE))
+        finally:
+            ownership.ending.set()
+            on_step("Stopping")
+            # PostgreSQL last, since runs that are stopped write down how far they came.
+            end_marked_processes(data_dir)
+            postgres.stop()
 
 
 def find_project_dir() -> Path:

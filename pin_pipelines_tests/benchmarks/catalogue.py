@@ -109,9 +109,7 @@ def build(server: EmbeddedPostgres, name: str, size: Size) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         create_stand_ins(connection)
         connection.execute("SELECT setseed(0.42)")
-        connection.execute(
-            _inlined(_STAGE, days=size.days, expired=_EXPIRED, cards=size.cards, projects=size.projects)
-        )
+        connection.execute(_inlined(_STAGE, days=size.days, expired=_EXPIRED, cards=size.cards, projects=size.projects))
         for days_ago in _nights(size.days):
             _add_night(url, days_ago)
         for kind in CardKind:
@@ -150,9 +148,8 @@ def _nights(days: int) -> Sequence[int]:
 
 
 def _elapsed(days_ago: int) -> float:
-    """How much of the views had come by then, in days: weekends bring more, and no counter ever falls."""
-    day = _EXPIRED - days_ago
-    return day + 0.8 * math.sin(2 * math.pi * day / 7)
+    """How much of the views had come by then, in days: a week has its ebb and flow, and today is as any day."""
+    return 1 + _EXPIRED - days_ago + 0.8 * math.sin(2 * math.pi * (days_ago + 1.25) / 7)
 
 
 def _add_night(url: str, days_ago: int) -> None:

@@ -121,7 +121,7 @@ def build_popularity_assets(settings: Settings) -> dg.AssetsDefinition:
                 return
             summary = recompute(
                 postgres.connect,
-                run_id=context.run_id,
+                run_id=context.run.run_id,
                 run_date=run_date,
                 run_kind=work.run_kind,
                 capture=work.capture,

@@ -1,0 +1,109 @@
+"""Pause points of a run without hooks in the engine: triggers that wait for as long as the test wants them to.
+
+A trigger says that it is there by a lock that the test can see, and then tries again and again to get a lock that the
+test holds. It never waits *in* a lock, which the engine's lock time-out would end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import psycopg
+
+from pin_pipelines.catalog.tables import LEDGER, SNAPSHOTS
+from pin_pipelines_tests.catalogue import Catalogue
+
+_ARRIVED, _HELD = 4711, 4712
+_FUNCTION = f"""
+CREATE OR REPLACE FUNCTION catalog.brake() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared({_ARRIVED}, TG_ARGV[0]::int);
+    WHILE NOT pg_try_advisory_xact_lock_shared({_HELD}, TG_ARGV[0]::int) LOOP
+        PERFORM pg_sleep(0.005);
+    END LOOP;
+    RETURN coalesce(NEW, OLD);
+END $$"""
+
+_numbers = count(1)
+_PATIENCE_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run is to pause: the trigger's event, and its condition on NEW or OLD."""
+
+    event: str
+    when: str = "true"
+    at_commit: bool = False
+
+
+def before_snapshot(when: str = "true") -> Point:
+    """The page is locked, none of its snapshots is committed."""
+    return Point(f"BEFORE INSERT ON {SNAPSHOTS}", when)
+
+
+def before_commit(when: str = "true") -> Point:
+    """All of a batch is written, and its COMMIT has begun."""
+    return Point(f"AFTER UPDATE ON {LEDGER}", f"NEW.status = 'Running' AND {when}", at_commit=True)
+
+
+BEFORE_RETENTION = Point(f"BEFORE DELETE ON {SNAPSHOTS}")
+
+
+@dataclass
+class Brake:
+    """Pauses every run that comes to its point, until it is released."""
+
+    catalogue: Catalogue
+    holder: psycopg.Connection[Any]
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    def paused(self) -> list[int]:
+        """Backends that came to the point and have not ended that transaction."""
+        rows = self.catalogue.execute(
+            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = %s AND granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            _ARRIVED,
+            self.number,
+        )
+        return [pid for (pid,) in rows]
+
+    def wait(self, runs: int = 1) -> None:
+        """Until so many runs stand at the point."""
+        until(lambda: len(self.paused()) >= runs, f"{runs} run(s) at brake {self.number}")
+
+    def release(self) -> None:
+        """Let go those who wait, and all who come later."""
+        self.holder.close()
+
+
+@contextmanager
+def brake(catalogue: Catalogue, point: Point) -> Iterator[Brake]:
+    """A brake at the point; leaving the context releases it."""
+    with psycopg.connect(catalogue.url, autocommit=True) as holder:
+        made = Brake(catalogue, holder)
+        holder.execute("SELECT pg_advisory_lock(%s, %s)", [_HELD, made.number])
+        holder.execute(_FUNCTION)
+        kind, timing = ("CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED") if point.at_commit else ("TRIGGER", "")
+        holder.execute(
+            f"CREATE {kind} brake_{made.number} {point.event} {timing} FOR EACH ROW WHEN ({point.when}) "
+            f"EXECUTE FUNCTION catalog.brake({made.number})"
+        )
+        try:
+            yield made
+        finally:
+            made.release()
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    """Wait for a condition; fail by its name if it does not come."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {_PATIENCE_SECONDS} s in vain for: {what}")
+        time.sleep(0.005)
