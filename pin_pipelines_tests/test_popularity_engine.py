@@ -50,6 +50,14 @@ def figures(of: Summary | dict[str, Any]) -> dict[str, int]:
     return {name: row[name] for name in [*names, "retries"]}
 
 
+def advisory_locks(catalogue: Catalogue) -> int:
+    of_this_database = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    ((number,),) = catalogue.execute(
+        f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND {of_this_database}"
+    )
+    return number
+
+
 # The spec's table «Тесты»
 
 
@@ -153,10 +161,8 @@ def test_race_with_the_consumer_an_increment_before_the_lock_counts_and_one_behi
         catalogue.view(early, 5)
         catalogue.view(late, 7)
         with background(partial(catalogue.view, held_card, 3)) as (increment,):
-            blocked = (
-                "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND position('popularity_views +' IN query) > 0"
-            )
-            until(lambda: catalogue.execute(blocked), "the increment at the card's lock")
+            blocked = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+            until(lambda: catalogue.execute(blocked, "%popularity_views +%"), "the increment at the card's lock")
             held.release()
             run.result()
             increment.result()
@@ -212,7 +218,7 @@ def test_stopping_the_worker_commits_the_batch_in_hand_whole_and_frees_all_locks
     assert [card for card in cards if catalogue.snapshots(card)] == cards[:4]
     with catalogue.connect() as connection:
         connection.execute(f"SELECT FROM {FLAT.table} FOR UPDATE NOWAIT")
-    assert catalogue.execute("SELECT FROM pg_locks WHERE locktype = 'advisory'") == []
+    assert advisory_locks(catalogue) == 0
 
 
 # Which cards, and what is written
@@ -553,11 +559,8 @@ def test_the_log_has_the_lines_of_the_spec(catalogue: Catalogue, caplog: pytest.
         (r"batch processed: CardKind=PropertyObject rows=2 updated=0\b", logging.INFO),
         (r"batch processed: CardKind=Project rows=1 updated=0\b", logging.INFO),
         (rf"item failed: CardKind=PropertyObject CardId={poison} exception=CheckViolation: \S+", logging.ERROR),
-        (
-            r"run completed: PropertyObjectCardsUpdated=0 ProjectCardsUpdated=0 SnapshotsWritten=4 SnapshotsPruned=0 "
-            rf"ItemErrors=1 DurationMs={summary.duration_ms}\b",
-            logging.INFO,
-        ),
+        (r"run completed: PropertyObjectCardsUpdated=0 ProjectCardsUpdated=0 SnapshotsWritten=4 ", logging.INFO),
+        (rf".* SnapshotsPruned=0 ItemErrors=1 DurationMs={summary.duration_ms}\b", logging.INFO),
     ]
     for pattern, level in expected:
         assert [found for line, found in lines.items() if re.match(pattern, line)], pattern
@@ -649,14 +652,14 @@ def nights(catalogue: Catalogue) -> Catalogue:
 
 def plans(catalogue: Catalogue, statement: str, parameters: dict[str, Any]) -> Iterator[str]:
     """The nodes of the plan for these values, and of the one that psycopg's prepared statements fall back to."""
+    names = sorted(set(re.findall(r"%\((\w+)\)s", statement)))
+    numbered = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", statement)
+    values = ", ".join(f"%({name})s" for name in names)
     for mode in ("force_custom_plan", "force_generic_plan"):
         with psycopg.connect(catalogue.url, cursor_factory=psycopg.ClientCursor) as connection:
             connection.execute(statements.WORKER_SESSION, {"application_name": "plans"})
             connection.execute(f"SET plan_cache_mode = {mode}")
-            names = sorted(set(re.findall(r"%\((\w+)\)s", statement)))
-            numbered = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", statement)
             connection.execute(f"PREPARE it AS {numbered}".encode())
-            values = ", ".join(f"%({name})s" for name in names)
             rows = connection.execute(f"EXPLAIN EXECUTE it({values})", parameters).fetchall()
             yield "\n".join(line for (line,) in rows)
 

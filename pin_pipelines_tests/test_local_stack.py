@@ -1,0 +1,303 @@
+"""The local stack: what it starts, what it refuses, and that nothing of it is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+import requests
+
+from pin_pipelines.local.ownership import MARK, end_marked_processes, postgres_dir
+from pin_pipelines.local.postgres import EmbeddedPostgres, EmbeddedPostgresError, server_processes
+
+COMMAND = [sys.executable, "-c", "from pin_pipelines.cli import app; app(prog_name='pin-pipelines')"]
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="pin-stack-"))
+    try:
+        yield folder
+    finally:
+        end_marked_processes(folder)
+        EmbeddedPostgres(postgres_dir(folder)).stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def everything_of(data_dir: Path) -> list[str]:
+    """Each process that has the folder's mark or works in it, whoever it belongs to; not by the stack's own search."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == str(data_dir) or process.cwd().startswith(str(data_dir)):
+                found.append(" ".join(process.cmdline()))
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@dataclass
+class Up:
+    """`pin-pipelines up`, running in the background."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+    @property
+    def address(self) -> str:
+        return next(word for word in self.said.split() if word.startswith("http://"))
+
+    def wait_for(self, text: str, seconds: float = 90) -> None:
+        wait_for(lambda: text in self.said or self.process.poll() is not None, seconds)
+        assert text in self.said, self.said
+
+    def end(self, by: signal.Signals) -> int:
+        self.process.send_signal(by)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def up(data_dir: Path) -> Iterator[Up]:
+    """Started as a background shell starts it: SIGINT is ignored."""
+    output = data_dir / f"up-{time.monotonic_ns()}.txt"
+    with (
+        output.open("wb") as out,
+        subprocess.Popen(
+            [*COMMAND, "up", "--port", "0", "--data-dir", str(data_dir)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        ) as process,
+    ):
+        try:
+            started = Up(process, output)
+            started.wait_for("Ctrl-C ends everything.")
+            yield started
+        finally:
+            process.kill()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def ask(address: str, query: str, **variables: Any) -> dict[str, Any]:
+    answer = requests.post(f"{address}/graphql", json={"query": query, "variables": variables}, timeout=30).json()
+    assert "errors" not in answer, answer
+    data: dict[str, Any] = answer["data"]
+    return data
+
+
+def launch_today(address: str) -> str:
+    """Launch today's partition as the UI does, and return the run id."""
+    parameters = {
+        "selector": {
+            "repositoryName": "__repository__",
+            "repositoryLocationName": "pin_pipelines",
+            "jobName": "popularity_recompute",
+        },
+        "runConfigData": json.dumps({}),
+        "executionMetadata": {
+            "tags": [{"key": "dagster/partition", "value": datetime.now(UTC).date().isoformat()}],
+        },
+    }
+    launched = ask(
+        address,
+        "mutation($p: ExecutionParams!) { launchPipelineExecution(executionParams: $p) "
+        "{ __typename ... on LaunchRunSuccess { run { runId } } } }",
+        p=parameters,
+    )["launchPipelineExecution"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    run_id: str = launched["run"]["runId"]
+    return run_id
+
+
+def run_status(address: str, run_id: str) -> str:
+    answer = ask(address, "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }", id=run_id)
+    status: str = answer["runOrError"]["status"]
+    return status
+
+
+def test_up_from_a_background_shell_runs_partitions_and_ends_by_sigint_with_nothing_left(data_dir: Path) -> None:
+    with up(data_dir) as stack:
+        assert "no catalogue yet" in stack.said
+        schedules = ask(
+            stack.address,
+            '{ repositoryOrError(repositorySelector: {repositoryName: "__repository__", '
+            'repositoryLocationName: "pin_pipelines"}) '
+            "{ ... on Repository { schedules { name scheduleState { status } } } } }",
+        )["repositoryOrError"]["schedules"]
+        assert {"name": "popularity_recompute_nightly", "scheduleState": {"status": "RUNNING"}} in schedules
+
+        run_id = launch_today(stack.address)
+        wait_for(lambda: run_status(stack.address, run_id) in {"SUCCESS", "FAILURE", "CANCELED"})
+        assert run_status(stack.address, run_id) == "SUCCESS"
+
+        for other in ("up", "demo"):
+            refused = subprocess.run(
+                [*COMMAND, other, "--data-dir", str(data_dir)], capture_output=True, text=True, timeout=60, check=False
+            )
+            assert refused.returncode == 1
+            assert f"{data_dir} is in use by `pin-pipelines up` (pid {stack.process.pid}" in refused.stderr
+            assert "--data-dir" in refused.stderr
+
+        assert stack.end(signal.SIGINT) == 0
+        assert everything_of(data_dir) == []
+
+
+def test_what_a_killed_up_leaves_is_cleared_by_the_next_and_sigterm_leaves_nothing(data_dir: Path) -> None:
+    with up(data_dir) as stack:
+        stack.end(signal.SIGKILL)
+        left = everything_of(data_dir)
+        assert any("dagster_webserver" in command for command in left)
+        assert any("postgres" in command for command in left)
+
+    with up(data_dir) as stack:
+        webservers = [command for command in everything_of(data_dir) if "dagster_webserver" in command]
+        assert len(webservers) == 1
+        assert ask(stack.address, "{ version }")
+        assert stack.end(signal.SIGTERM) == 0
+        assert everything_of(data_dir) == []
+
+
+def test_a_server_that_dies_takes_the_stack_down_and_is_named(data_dir: Path) -> None:
+    with up(data_dir) as stack:
+        (daemon,) = (child for child in psutil.Process(stack.process.pid).children() if "run" in child.cmdline())
+        daemon.kill()
+        assert stack.process.wait(timeout=60) == 1
+        assert "the daemon ended by itself (exit code -9)" in stack.said
+        assert str(data_dir / "logs" / "daemon.log") in stack.said
+        assert everything_of(data_dir) == []
+
+
+def test_a_taken_port_is_refused_before_anything_starts(data_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = subprocess.run(
+            [*COMMAND, "up", "--port", str(port), "--data-dir", str(data_dir)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert refused.returncode == 1
+    assert f"port {port} on 127.0.0.1 cannot be used" in refused.stderr
+    assert "--port" in refused.stderr
+    assert not postgres_dir(data_dir).exists()
+
+
+def test_another_folder_s_processes_are_not_touched(data_dir: Path) -> None:
+    environment = os.environ | {MARK: f"{data_dir}-other"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE) as other:
+        end_marked_processes(data_dir)
+        assert other.poll() is None
+        other.kill()
+
+
+def test_marked_processes_that_ignore_sigterm_are_killed(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pin_pipelines.local.ownership.PATIENCE_SECONDS", 0.5)
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", stubborn],
+        env=os.environ | {MARK: str(data_dir)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        end_marked_processes(data_dir)
+        assert process.wait(timeout=5) == -signal.SIGKILL
+
+
+# The embedded PostgreSQL
+
+
+def answers(server: EmbeddedPostgres) -> bool:
+    with psycopg.connect(server.url("postgres")) as connection:
+        return connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_postgres_works_in_a_deep_folder_with_spaces(data_dir: Path) -> None:
+    folder = data_dir / "it's a folder" / Path(*["deep"] * 30) / "postgres"
+    folder.parent.mkdir(parents=True)
+    with EmbeddedPostgres(folder) as server:
+        assert answers(server)
+    assert server_processes(folder) == []
+
+
+def test_postgres_keeps_its_data_over_a_crash(data_dir: Path) -> None:
+    with EmbeddedPostgres(postgres_dir(data_dir)) as server:
+        with psycopg.connect(server.url("postgres")) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 1")
+        server.restart("immediate")
+        with psycopg.connect(server.url("postgres")) as connection:
+            assert connection.execute("SELECT * FROM kept").fetchone() == (1,)
+
+
+def test_postgres_starts_beside_a_pid_file_that_names_somebody_else(data_dir: Path) -> None:
+    folder = postgres_dir(data_dir)
+    with EmbeddedPostgres(folder) as server:
+        lines = (folder / "postmaster.pid").read_text().splitlines()
+        server.stop("immediate")
+        (folder / "postmaster.pid").write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
+        server.start()
+        assert answers(server)
+
+
+def test_postgres_left_by_a_killed_owner_is_replaced(data_dir: Path) -> None:
+    left = EmbeddedPostgres(postgres_dir(data_dir))
+    left.start()
+    before = {process.pid for process in server_processes(postgres_dir(data_dir))}
+    with EmbeddedPostgres(postgres_dir(data_dir)) as server:
+        assert answers(server)
+        assert before.isdisjoint(process.pid for process in server_processes(postgres_dir(data_dir)))
+
+
+def test_an_unfinished_initdb_is_made_anew(data_dir: Path) -> None:
+    unfinished = data_dir / "postgres.unfinished"
+    unfinished.mkdir()
+    (unfinished / "PG_VERSION").write_text("18\n")
+    with EmbeddedPostgres(postgres_dir(data_dir)) as server:
+        assert answers(server)
+    assert not unfinished.exists()
+
+
+def test_postgres_that_cannot_start_shows_the_end_of_its_log(data_dir: Path) -> None:
+    folder = postgres_dir(data_dir)
+    with EmbeddedPostgres(folder):
+        pass
+    (folder / "postgresql.auto.conf").write_text("no_such_setting = 1\n")
+    with pytest.raises(EmbeddedPostgresError, match="did not start.*no_such_setting"):
+        EmbeddedPostgres(folder).start()
+
+
+def test_an_address_is_given_only_while_the_server_runs(data_dir: Path) -> None:
+    server = EmbeddedPostgres(postgres_dir(data_dir))
+    with pytest.raises(EmbeddedPostgresError, match="is not started"):
+        server.url("postgres")
