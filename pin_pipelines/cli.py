@@ -20,7 +20,7 @@ import typer
 from psycopg.conninfo import conninfo_to_dict
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from pin_pipelines.catalog.ledger import Connect
 from pin_pipelines.catalog.tables import CardKind
@@ -143,7 +143,8 @@ def list_() -> None:
     """Show all flags and how they stand."""
     with _clear_errors(), _connected(_postgres_url()) as connection:
         flags = list_flags(connection)
-    table = Table("Flag", "", "Since", "What it turns on")
+    # Names in one piece, so that they can be copied and searched for.
+    table = Table(Column("Flag", no_wrap=True), "", "Since", "What it turns on")
     for flag in flags:
         since = flag.updated_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC") if flag.updated_at else "never set"
         table.add_row(flag.name, "on" if flag.enabled else "off", since, flag.description)

@@ -218,7 +218,11 @@ def test_rebuild_by_id_scores_just_these_cards(catalogue: Catalogue, run_today: 
     result = run_today(card_ids=[str(each) for each in (card, project, delisted, unknown)])
 
     assert (catalogue.score(card), catalogue.score(other), catalogue.score(project, kind=PROJECT)) == (10, 0, 2)
-    metadata = _metadata(result)
+    # It makes no night complete, so it is observed, not materialised.
+    assert result.get_asset_materialization_events() == []
+    observation = result.get_asset_observation_events()[0].asset_observation_data.asset_observation
+    metadata = {name: value.value for name, value in observation.metadata.items()}
+    assert observation.description == "Rebuilt 2 cards by id."
     assert (metadata["run_kind"], metadata["unknown_card_ids"]) == ("Rebuild", str(unknown))
     assert metadata["passed_over_card_ids"] == str(delisted)
 

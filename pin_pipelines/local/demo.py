@@ -183,12 +183,13 @@ def _report_night(instance: dg.DagsterInstance, connect: Connect, summary: Summa
 
 
 def _parameters(settings: Settings) -> Parameters:
+    """As the job would run, but with two workers at least: a month of nights in a row is worth the second core."""
     return Parameters(
         window_days=settings.popularity_window_days,
         decay_half_life_days=settings.popularity_decay_half_life_days,
         batch_size=settings.popularity_batch_size,
         max_run_duration_seconds=settings.popularity_max_run_duration_seconds,
-        workers=settings.popularity_workers,
+        workers=max(settings.popularity_workers, 2),
     )
 
 

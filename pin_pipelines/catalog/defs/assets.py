@@ -1,6 +1,6 @@
 """The popularity assets: three tables written in one transaction a batch, so one op makes them all."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from uuid import UUID
@@ -9,7 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from pin_pipelines.catalog import report
-from pin_pipelines.catalog.ledger import Connection
+from pin_pipelines.catalog.ledger import Connection, RunKind
 from pin_pipelines.catalog.partitions import History, RunDateRefusedError, decide
 from pin_pipelines.catalog.recompute import (
     NoKnownCardsError,
@@ -136,6 +136,11 @@ def build_popularity_assets(settings: Settings) -> dg.AssetsDefinition:
             _observe(
                 context, run_date, "Another instance is at work and single flight is on: this run did nothing.", {}
             )
+            return
+        if summary.run_kind is RunKind.REBUILD:
+            # It makes no night complete: its figures must not stand for the partition's in the plots.
+            processed = summary.property_object_cards_processed + summary.project_cards_processed
+            _observe(context, run_date, f"Rebuilt {processed} cards by id.", _figures(summary))
             return
         with postgres.connect() as connection:
             yield from materialize_results(connection, summary)
@@ -287,7 +292,9 @@ def _observe_history(context: dg.AssetExecutionContext, run_date: date, history:
     _observe(context, run_date, message, {"superseded_by": str(history.superseded_by), **stored})
 
 
-def _observe(context: dg.AssetExecutionContext, run_date: date, message: str, metadata: dict[str, str | int]) -> None:
+def _observe(
+    context: dg.AssetExecutionContext, run_date: date, message: str, metadata: Mapping[str, str | int | float]
+) -> None:
     context.log.info(message)
     for asset_key in ASSET_KEYS:
         context.log_event(

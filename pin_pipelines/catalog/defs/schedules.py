@@ -120,7 +120,7 @@ def end_dead_runs(instance: dg.DagsterInstance, connection: Connection) -> list[
     died = set(close_dead_runs(connection))
     connection.commit()
     alive = {run.run_id for run in live_runs(connection)}
-    filters = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING])
+    filters = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])
     records = [
         record
         for record in instance.get_run_records(filters)
