@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
-from pin_pipelines.catalog.tables import LEDGER, SNAPSHOTS
-from pin_pipelines_tests.catalogue import Catalogue
+from pin_pipelines.catalog.tables import LEDGER, SNAPSHOTS, CardKind
+from pin_pipelines_tests.catalogue import FLAT, Catalogue
 
 _ARRIVED, _HELD = 4711, 4712
 _FUNCTION = f"""
@@ -28,6 +29,9 @@ BEGIN
     END LOOP;
     RETURN coalesce(NEW, OLD);
 END $$"""
+
+_ADVISORY_LOCKS = """pg_locks WHERE locktype = 'advisory' AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 _numbers = count(1)
 _PATIENCE_SECONDS = 30
@@ -66,10 +70,7 @@ class Brake:
     def paused(self) -> list[int]:
         """Backends that came to the point and have not ended that transaction."""
         rows = self.catalogue.execute(
-            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = %s AND granted "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
-            _ARRIVED,
-            self.number,
+            f"SELECT pid FROM {_ADVISORY_LOCKS} AND classid = %s AND objid = %s", _ARRIVED, self.number
         )
         return [pid for (pid,) in rows]
 
@@ -98,6 +99,23 @@ def brake(catalogue: Catalogue, point: Point) -> Iterator[Brake]:
             yield made
         finally:
             made.release()
+
+
+def locked_cards(catalogue: Catalogue, kind: CardKind = FLAT) -> list[UUID]:
+    """Cards that some transaction holds."""
+    free = f"SELECT id FROM {kind.table} FOR UPDATE SKIP LOCKED"
+    rows = catalogue.execute(
+        f"WITH free AS ({free}) SELECT id FROM {kind.table} WHERE id NOT IN (TABLE free) ORDER BY id"
+    )
+    return [card for (card,) in rows]
+
+
+def nothing_is_held(catalogue: Catalogue) -> bool:
+    """Whether all cards are free and no session of a run is left; a backend takes a moment to end after its client."""
+    sessions = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()"
+    return not catalogue.execute(sessions, "popularity %") and not any(
+        locked_cards(catalogue, kind) for kind in CardKind
+    )
 
 
 def until(condition: Callable[[], Any], what: str) -> None:

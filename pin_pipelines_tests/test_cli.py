@@ -337,11 +337,10 @@ def test_a_flag_that_is_set_is_listed_so(database_url: str) -> None:
     assert command("flags", "set", "news.ranking.enabled", "on", url=database_url).returncode == 0
     listed = command("flags", "list", url=database_url)
     assert listed.returncode == 0
-    lines = {
-        name: line for line in listed.stdout.splitlines() for name in ("news.ranking", "price-backfill") if name in line
-    }
-    assert " on " in lines["news.ranking"]
-    assert " off " in lines["price-backfill"]
+    (ranking,) = (line for line in listed.stdout.splitlines() if "news.ranking.enabled" in line)
+    (backfill,) = (line for line in listed.stdout.splitlines() if "invest-analytics.price-backfill.enabled" in line)
+    assert " on " in ranking
+    assert " off " in backfill
     assert command("flags", "set", "news.ranking.enabled", "off", url=database_url).returncode == 0
     assert query(database_url, "SELECT enabled FROM pin_pipelines.feature_flags") == [(False,)]
 

@@ -21,7 +21,7 @@ from pin_pipelines.catalog.ledger import RunKind
 from pin_pipelines.catalog.partitions import History, RunDateRefusedError, Work, decide
 from pin_pipelines.catalog.recompute import NoKnownCardsError, Parameters, Progress, StopReason, Summary, recompute
 from pin_pipelines.catalog.tables import CardKind
-from pin_pipelines_tests.brakes import before_snapshot, brake, until
+from pin_pipelines_tests.brakes import before_snapshot, brake, nothing_is_held, until
 from pin_pipelines_tests.catalogue import FLAT, PROJECT, TODAY, Catalogue, card_id, counters, night
 from pin_pipelines_tests.processes import background
 
@@ -48,14 +48,6 @@ def figures(of: Summary | dict[str, Any]) -> dict[str, int]:
     names = [f"{kind.prefix}_{count}" for kind in CardKind for count in counts]
     names += ["snapshots_written", "snapshots_pruned", "item_errors", "cards_left_locked", "cards_remaining"]
     return {name: row[name] for name in [*names, "retries"]}
-
-
-def advisory_locks(catalogue: Catalogue) -> int:
-    of_this_database = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    ((number,),) = catalogue.execute(
-        f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND {of_this_database}"
-    )
-    return number
 
 
 # The spec's table «Тесты»
@@ -216,9 +208,7 @@ def test_stopping_the_worker_commits_the_batch_in_hand_whole_and_frees_all_locks
     assert summary.stopped_reason is StopReason.STOP_SIGNAL
     assert (summary.snapshots_written, summary.cards_remaining) == (4, 6)
     assert [card for card in cards if catalogue.snapshots(card)] == cards[:4]
-    with catalogue.connect() as connection:
-        connection.execute(f"SELECT FROM {FLAT.table} FOR UPDATE NOWAIT")
-    assert advisory_locks(catalogue) == 0
+    until(lambda: nothing_is_held(catalogue), "all locks to be free")
 
 
 # Which cards, and what is written

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import dagster as dg
 import psycopg
+from dagster_shared.error import SerializableErrorInfo
 from psycopg.rows import dict_row
 
 from pin_pipelines.catalog import statements
@@ -123,20 +124,26 @@ def let_views_come_in(connect: Connect, catalogue: Catalogue, today: date) -> No
 
 
 def run_today(instance: dg.DagsterInstance, connect: Connect, settings: Settings, today: date) -> Outcome:
-    """Run today's partition as a job of Dagster's, in this process."""
+    """Run today's partition as a job of Dagster's, in this process.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted.
+    """
     job = build_definitions(settings).resolve_job_def(JOB)
-    try:
-        result = job.execute_in_process(
-            partition_key=today.isoformat(),
-            instance=instance,
-            raise_on_error=False,
-            # Dagster's debug lines would go through the progress bars; the run's own lines are in its history.
-            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-        )
-    except dg.DagsterExecutionInterruptedError:
-        raise KeyboardInterrupt from None
-    failures = [event.message or event.event_type_value for event in result.all_events if event.is_failure]
-    return Outcome(result.run_id, _ledger_row(connect, result.run_id), None if result.success else "; ".join(failures))
+    result = job.execute_in_process(
+        partition_key=today.isoformat(),
+        instance=instance,
+        raise_on_error=False,
+        # Dagster's debug lines would go through the progress bars; the run's own lines are in its history.
+        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+    )
+    errors = [_innermost(error) for event in result.all_events if event.is_failure and (error := _error_of(event))]
+    if any(error.cls_name == dg.DagsterExecutionInterruptedError.__name__ for error in errors):
+        # Dagster took the signal for itself, and has written down that the run failed of it.
+        raise KeyboardInterrupt
+    # The step's comes first; the run's says the same again.
+    message = errors[0].message.strip() if errors else "its history in Dagster says why"
+    return Outcome(result.run_id, _ledger_row(connect, result.run_id), None if result.success else message)
 
 
 def cards_to_score(connect: Connect) -> int:
@@ -166,6 +173,17 @@ def most_popular(connect: Connect, kind: CardKind, limit: int) -> list[Popular]:
             [limit],
         )
         return [Popular(*row) for row in rows]
+
+
+def _error_of(event: dg.DagsterEvent) -> SerializableErrorInfo | None:
+    if event.is_step_failure:
+        return event.step_failure_data.error
+    return event.job_failure_data.error if event.is_job_failure else None
+
+
+def _innermost(error: SerializableErrorInfo) -> SerializableErrorInfo:
+    """What was raised, without what Dagster says about it."""
+    return _innermost(error.cause) if error.cause else error
 
 
 def _report_night(instance: dg.DagsterInstance, connect: Connect, summary: Summary) -> None:

@@ -6,8 +6,9 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import psutil
@@ -16,6 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from pin_pipelines.catalog import statements
 from pin_pipelines.catalog.tables import CardKind
+from pin_pipelines.local.postgres import server_processes
 
 _SAMPLE_SECONDS = 0.05
 _CONSUMER_PAUSE_SECONDS = 0.002
@@ -132,6 +134,15 @@ class Consumer:
                 )
                 self.waits.append(time.perf_counter() - began)
                 connection.commit()
+
+
+def server_cpu_seconds(data_dir: Path) -> float:
+    """Processor time that a server's processes, living and ended, have used so far."""
+    seconds = 0.0
+    for process in server_processes(data_dir):
+        with suppress(psutil.NoSuchProcess):
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 def percentile(values: Sequence[float], share: float) -> float:
