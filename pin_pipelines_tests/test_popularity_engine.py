@@ -47,7 +47,7 @@ def figures(of: Summary | dict[str, Any]) -> dict[str, int]:
     counts = "cards_processed", "cards_updated"
     names = [f"{kind.prefix}_{count}" for kind in CardKind for count in counts]
     names += ["snapshots_written", "snapshots_pruned", "item_errors", "cards_left_locked", "cards_remaining"]
-    return {name: row[name] for name in [*names, "retries"]}
+    return {name: row[name] for name in [*names, "retries", "duration_ms"]}
 
 
 # The spec's table «Тесты»
@@ -56,7 +56,7 @@ def figures(of: Summary | dict[str, Any]) -> dict[str, int]:
 def test_empty_without_cards_the_run_is_a_successful_no_op(catalogue: Catalogue) -> None:
     summary = catalogue.run()
     assert summary.stopped_reason is StopReason.COMPLETED
-    assert not any(figures(summary).values())
+    assert not any({**figures(summary), "duration_ms": 0}.values())
     assert catalogue.stored() == []
 
 

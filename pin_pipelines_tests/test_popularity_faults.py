@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,20 @@ def test_a_run_that_is_ended_leaves_no_lock_and_the_next_one_gives_the_rows_of_a
     expected = ("Failed", "died") if ended_by is signal.SIGKILL else ("Stopped", "interrupted")
     assert (closed["status"], closed["stopped_reason"]) == expected
     assert completed["status"] == "Completed"
+
+
+def test_a_terminated_run_with_four_workers_takes_all_their_batches_back(furnished: Catalogue) -> None:
+    with (
+        brake(furnished, before_snapshot()) as held,
+        run_process(furnished, batch_size=3, workers=4) as process,
+    ):
+        held.wait(4)
+        process.terminate()
+        process.wait()
+        wait_until_free(furnished)
+    assert furnished.snapshot_counts() == {}
+    (row,) = furnished.ledger()
+    assert (row["status"], row["stopped_reason"], row["snapshots_written"]) == ("Stopped", "interrupted", 0)
 
 
 def test_the_next_run_closes_a_dead_run_in_the_ledger_and_leaves_a_live_one_alone(furnished: Catalogue) -> None:
@@ -396,6 +411,51 @@ def test_an_instance_that_starts_later_leaves_out_what_the_first_has_handled(fur
     assert handled(furnished) == once_each(FLATS, PROJECTS)
     assert [summary.snapshots_written for summary in summaries] == [8, 8]
     assert [summary.cards_left_locked for summary in summaries] == [0, 0]
+
+
+def test_an_instance_that_is_slow_to_begin_finds_all_handled_and_does_nothing(catalogue: Catalogue) -> None:
+    cards = catalogue.add_many(300, views=9)
+    audit(catalogue)
+    others_are_done, connections = threading.Event(), Counter[str]()
+
+    def connect() -> psycopg.Connection[Any]:
+        # The first connection is the ledger's, the next one a worker's.
+        if connections.total():
+            others_are_done.wait()
+        connections["opened"] += 1
+        return catalogue.connect()
+
+    slow_run = partial(engine.recompute, connect, run_id="slow", run_date=TODAY)
+    with background(slow_run) as (slow,):
+        until(lambda: catalogue.ledger(), "the slow instance to begin")
+        quick = catalogue.run()
+        others_are_done.set()
+        late = slow.result()
+    assert handled(catalogue) == once_each(cards, [])
+    assert (quick.snapshots_written, late.snapshots_written) == (300, 0)
+    assert (late.stopped_reason, late.cards_left_locked) == (StopReason.COMPLETED, 0)
+
+
+def test_instances_that_end_together_wait_for_each_other_to_prune(furnished: Catalogue) -> None:
+    removed = Point(f"AFTER DELETE ON {SNAPSHOTS}")
+    run = partial(furnished.run, parameters=IN_FOURS)
+    with brake(furnished, removed) as held, background(run) as (first,):
+        held.wait()
+        with background(run) as (second,):
+            wait_until_blocked(furnished, "popularity %")
+            # Longer than a batch may wait for a lock.
+            assert wait([second], timeout=5.5).not_done
+            held.release()
+            summaries = first.result(), second.result()
+    assert [summary.snapshots_pruned for summary in summaries] == [16, 0]
+    assert [row["status"] for row in furnished.ledger()] == ["Completed", "Completed"]
+
+
+def test_a_vacuum_of_the_snapshots_does_not_fail_a_run_that_is_done(furnished: Catalogue) -> None:
+    with furnished.connect() as vacuum:
+        vacuum.execute(f"LOCK TABLE {SNAPSHOTS} IN SHARE UPDATE EXCLUSIVE MODE")  # the lock of VACUUM and ANALYZE
+        summary = furnished.run(parameters=IN_FOURS)
+    assert (summary.stopped_reason, summary.snapshots_written) == (StopReason.COMPLETED, 16)
 
 
 # Cards that another writer holds

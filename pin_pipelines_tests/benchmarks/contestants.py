@@ -191,23 +191,23 @@ WITH page AS MATERIALIZED (
 UPDATE {{table}} c SET popularity_score = scored.score, updated_at = clock_timestamp()
 FROM scored WHERE scored.id = c.id AND scored.score <> scored.stored_score"""
 
-_TERMS = """coalesce(sum(day.delta * (%(weights)s::numeric[])[%(run_date)s::date - day.credited_to + 1])
-           FILTER (WHERE day.delta > 0), 0)"""
+_SUM = """round(coalesce(sum(day.delta * (%(weights)s::numeric[])[%(run_date)s::date - day.credited_to + 1])
+           FILTER (WHERE day.delta > 0), 0), 4) AS score"""
 
-_DAYS = """
-    lead(s.run_date, 1, %(run_date)s::date) OVER by_date AS credited_to,
-    lead(s.cumulative_views, 1, page.popularity_views) OVER by_date - s.cumulative_views AS delta
-    FROM {source}
-    WHERE s.card_kind = %(card_kind)s AND s.run_date >= %(oldest)s AND s.run_date < %(run_date)s"""
+_IN_WINDOW = "s.card_kind = %(card_kind)s AND s.run_date >= %(oldest)s AND s.run_date < %(run_date)s"
 
-# As the engine does it: a window for each card.
+# A window for each card, the counter of now at its end.
 _SCORED_CARD_BY_CARD = f"""
     SELECT page.id, page.popularity_score AS stored_score, decayed.score
     FROM page CROSS JOIN LATERAL (
-        SELECT round({_TERMS}, 4) AS score
+        SELECT {_SUM}
         FROM (
-            SELECT {_DAYS.format(source=f"{SNAPSHOTS} s")} AND s.card_id = page.id
-            WINDOW by_date AS (ORDER BY s.run_date)
+            SELECT known.run_date AS credited_to, known.views - lag(known.views) OVER (ORDER BY known.run_date) AS delta
+            FROM (
+                SELECT s.run_date, s.cumulative_views AS views FROM {SNAPSHOTS} s
+                WHERE {_IN_WINDOW} AND s.card_id = page.id
+                UNION ALL SELECT %(run_date)s::date, page.popularity_views
+            ) known
         ) day
     ) decayed"""
 
@@ -215,9 +215,13 @@ _SCORED_CARD_BY_CARD = f"""
 _SCORED_AT_ONCE = f"""
     SELECT page.id, page.popularity_score AS stored_score, coalesce(decayed.score, 0) AS score
     FROM page LEFT JOIN (
-        SELECT day.id, round({_TERMS}, 4) AS score
+        SELECT day.id, {_SUM}
         FROM (
-            SELECT page.id, {_DAYS.format(source=f"page JOIN {SNAPSHOTS} s ON s.card_id = page.id")}
+            SELECT page.id,
+                   lead(s.run_date, 1, %(run_date)s::date) OVER by_date AS credited_to,
+                   lead(s.cumulative_views, 1, page.popularity_views) OVER by_date - s.cumulative_views AS delta
+            FROM page JOIN {SNAPSHOTS} s ON s.card_id = page.id
+            WHERE {_IN_WINDOW}
             WINDOW by_date AS (PARTITION BY page.id ORDER BY s.run_date)
         ) day
         GROUP BY day.id

@@ -65,7 +65,7 @@ _SETTINGS = (
 )
 _TEMPLATE, _COPY = "benchmark_template", "benchmark_copy"
 
-console = Console(width=160)
+console = Console(width=120)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,8 @@ def main(
         results = {name: _median([each[name] for each in rounds]) for name in rounds[0]}
         growth = {} if no_scaling else _grow(server, data_dir, _numbers(scaling), days, numbers[0])
         settings = _settings(server)
-    console.print(_results_table(results, arena.size))
+    console.print(_speed_table(results, arena.size))
+    console.print(_cost_table(results))
     if growth:
         console.print(_growth_table(growth))
     console.print(_targets_table([*_targets(results, numbers), *_growth_targets(growth)]))
@@ -281,24 +282,12 @@ def _growth_targets(growth: Mapping[Size, Result]) -> Iterator[Target]:
         yield Target("time per card, largest over smallest catalogue", 1.15, per_card[-1] / per_card[0], "x")
 
 
-def _results_table(results: Results, size: Size) -> Table:
-    table = Table(title=f"{size.cards:,} property objects, {size.projects:,} projects, {size.days} nights of history")
-    for column in (
-        "",
-        "total s",
-        "pass s",
-        "upkeep s",
-        "CPU s",
-        "cards/s",
-        "x (b)",
-        "pass x (b)",
-        "CPU x (b)",
-        "(a) x",
-    ):
-        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
-    for column in ("WAL MB", "lock max ms", "p99 ms", "median ms", "peak MB", "growth MB", "scores changed"):
-        table.add_column(column, justify="right")
-    limit, slow = _limit(results), results[ROW_BY_ROW].run
+def _speed_table(results: Results, size: Size) -> Table:
+    table = _table(
+        f"{size.cards:,} property objects, {size.projects:,} projects, {size.days} nights of history: seconds and ratios",
+        *("total", "pass", "upkeep", "CPU", "cards/s", "of (b)", "pass of (b)", "CPU of (b)", "faster than (a)"),
+    )
+    limit, slow = _limit(results), results[ROW_BY_ROW]
     for name, result in results.items():
         run = result.run
         table.add_row(
@@ -311,19 +300,40 @@ def _results_table(results: Results, size: Size) -> Table:
             f"{run.seconds / limit.run.seconds:.2f}",
             f"{run.pass_seconds / limit.run.pass_seconds:.2f}",
             f"{result.cpu_seconds / limit.cpu_seconds:.2f}",
-            f"{slow.seconds / run.seconds:.2f}",
+            f"{slow.run.seconds / run.seconds:.2f}",
+        )
+    return table
+
+
+def _cost_table(results: Results) -> Table:
+    table = _table(
+        "Milliseconds that a batch holds its locks; MB; scores changed",
+        *("longest", "p99", "median", "WAL", "peak memory", "its growth", "scores"),
+    )
+    for name, result in results.items():
+        memory = result.run.memory
+        table.add_row(
+            name,
+            *_milliseconds(result.run.held),
             f"{result.wal_bytes / 2**20:,.0f}",
-            *_milliseconds(run.held),
-            f"{run.memory.peak:.0f}",
-            f"{run.memory.growth:.1f}",
-            f"{run.updated:,}",
+            f"{memory.peak:.0f}",
+            f"{memory.growth:.1f}",
+            f"{result.run.updated:,}",
         )
     waits = next(result.waits for result in results.values() if result.waits)
     longest, p99, median = _milliseconds(waits)
     table.caption = (
-        "Lock max, p99, median: how long a batch holds its locks. "
         f"The consumer's {len(waits):,} updates took {longest} ms at most, p99 {p99} ms, median {median} ms."
     )
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A column of names, and columns of figures."""
+    table = Table(title=title)
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
     return table
 
 
@@ -334,13 +344,11 @@ def _milliseconds(seconds: Sequence[float]) -> tuple[str, str, str]:
 
 
 def _growth_table(growth: Mapping[Size, Result]) -> Table:
-    table = Table(title="Growth, engine alone")
-    for column in ("cards", "total s", "pass s", "µs a card", "longest ms", "p99 ms", "peak MB"):
-        table.add_column(column, justify="right")
+    table = _table("Growth, engine alone", "total s", "pass s", "µs a card", "longest ms", "p99 ms", "peak MB")
     for size, result in growth.items():
         longest, p99, _ = _milliseconds(result.run.held)
         table.add_row(
-            f"{size.total:,}",
+            f"{size.total:,} cards",
             f"{result.run.seconds:.1f}",
             f"{result.run.pass_seconds:.1f}",
             f"{1e6 * result.run.seconds / size.total:.1f}",
@@ -352,11 +360,7 @@ def _growth_table(growth: Mapping[Size, Result]) -> Table:
 
 
 def _targets_table(targets: Sequence[Target]) -> Table:
-    table = Table(title="Targets")
-    table.add_column("")
-    for column in ("target", "measured"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    table = _table("Targets", "target", "measured", "")
     for target in targets:
         table.add_row(
             target.name,
