@@ -28,6 +28,7 @@ from pin_pipelines.catalog.tables import LEDGER, SNAPSHOTS, CardKind
 from pin_pipelines.local.postgres import EmbeddedPostgres, StopMode
 from pin_pipelines.local.stand_ins import create_stand_ins
 from pin_pipelines.migrations import migrate
+from pin_pipelines_tests.audit import Card, start_audit, times_written, written_in_order
 from pin_pipelines_tests.brakes import (
     BEFORE_RETENTION,
     Point,
@@ -81,27 +82,7 @@ def wait_until_blocked(catalogue: Catalogue, application: str) -> None:
     until(lambda: catalogue.execute(waiting + in_this, application), f"a session {application} to wait for a lock")
 
 
-def audit(catalogue: Catalogue) -> None:
-    """From now on every committed write of a snapshot is noted."""
-    catalogue.execute(
-        "CREATE TABLE catalog.audit (n serial, card_kind text, card_id uuid, run_date date, pid int);"
-        "CREATE FUNCTION catalog.audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "INSERT INTO catalog.audit (card_kind, card_id, run_date, pid) "
-        "VALUES (NEW.card_kind, NEW.card_id, NEW.run_date, pg_backend_pid()); RETURN NULL; END $$;"
-        f"CREATE TRIGGER audit AFTER INSERT OR UPDATE ON {SNAPSHOTS} FOR EACH ROW EXECUTE FUNCTION catalog.audit()"
-    )
-
-
-def handled(catalogue: Catalogue) -> Counter[tuple[CardKind, UUID]]:
-    rows = catalogue.execute("SELECT card_kind, card_id FROM catalog.audit ORDER BY n")
-    return Counter((CardKind(kind), card) for kind, card in rows)
-
-
-def order(catalogue: Catalogue) -> list[tuple[CardKind, UUID]]:
-    return list(handled(catalogue))
-
-
-def once_each(flats: list[UUID], projects: list[UUID]) -> dict[tuple[CardKind, UUID], int]:
+def once_each(flats: list[UUID], projects: list[UUID]) -> dict[Card, int]:
     return {**{(FLAT, card): 1 for card in flats}, **{(PROJECT, card): 1 for card in projects}}
 
 
@@ -310,9 +291,9 @@ def test_a_consumer_at_full_speed_loses_no_increment(catalogue: Catalogue) -> No
     with background(consume) as (consumer,):
         try:
             for workers in (1, 2, 4):
-                seen = counted.total()
                 catalogue.run(parameters=Parameters(batch_size=20, workers=workers))
-                until(lambda seen=seen: counted.total() > seen + 100, "the consumer to come along")  # type: ignore[misc]
+                come_along = counted.total() + 100
+                until(partial(lambda aim: counted.total() > aim, come_along), "the consumer to come along")
         finally:
             done.set()
         consumer.result()
@@ -345,7 +326,7 @@ def test_a_run_holds_the_cards_of_one_batch_at_a_time_and_none_between_batches(f
 
 def test_four_workers_hold_four_batches_at_the_most_and_handle_every_card_once(catalogue: Catalogue) -> None:
     flats, projects = catalogue.add_many(200, views=9), catalogue.add_many(30, kind=PROJECT, views=9)
-    audit(catalogue)
+    start_audit(catalogue)
     with (
         brake(catalogue, before_snapshot()) as held,
         background(partial(catalogue.run, parameters=Parameters(batch_size=10, workers=4))) as (run,),
@@ -354,14 +335,14 @@ def test_four_workers_hold_four_batches_at_the_most_and_handle_every_card_once(c
         assert locked_cards(catalogue) == flats[:40]
         held.release()
         summary = run.result()
-    assert handled(catalogue) == once_each(flats, projects)
+    assert times_written(catalogue) == once_each(flats, projects)
     assert (summary.property_object_cards_processed, summary.project_cards_processed) == (200, 30)
     assert catalogue.execute("SELECT count(DISTINCT pid) FROM catalog.audit") == [(4,)]
 
 
 def test_four_overlapping_instances_handle_every_card_once(catalogue: Catalogue) -> None:
     flats, projects = catalogue.add_many(200, views=9), catalogue.add_many(30, kind=PROJECT, views=9)
-    audit(catalogue)
+    start_audit(catalogue)
     with (
         brake(catalogue, before_snapshot()) as held,
         background(*[partial(catalogue.run, parameters=Parameters(batch_size=10))] * 4) as instances,
@@ -369,7 +350,7 @@ def test_four_overlapping_instances_handle_every_card_once(catalogue: Catalogue)
         held.wait(4)
         held.release()
         summaries = [instance.result() for instance in instances]
-    assert handled(catalogue) == once_each(flats, projects)
+    assert times_written(catalogue) == once_each(flats, projects)
     assert sum(summary.snapshots_written for summary in summaries) == 230
     assert all(summary.stopped_reason is StopReason.COMPLETED for summary in summaries)
     assert sum(summary.cards_left_locked for summary in summaries) == 0
@@ -380,7 +361,7 @@ def test_four_overlapping_instances_handle_every_card_once(catalogue: Catalogue)
 
 def test_when_one_of_four_instances_is_killed_the_others_handle_every_card_once(catalogue: Catalogue) -> None:
     flats, projects = catalogue.add_many(200, views=9), catalogue.add_many(30, kind=PROJECT, views=9)
-    audit(catalogue)
+    start_audit(catalogue)
     with brake(catalogue, before_snapshot()) as held, run_process(catalogue, batch_size=10) as doomed:
         held.wait()
         with background(*[partial(catalogue.run, parameters=Parameters(batch_size=10))] * 3) as instances:
@@ -389,7 +370,7 @@ def test_when_one_of_four_instances_is_killed_the_others_handle_every_card_once(
             doomed.wait()
             held.release()
             summaries = [instance.result() for instance in instances]
-    assert handled(catalogue) == once_each(flats, projects)
+    assert times_written(catalogue) == once_each(flats, projects)
     assert sum(summary.snapshots_written for summary in summaries) == 230
     assert sum(summary.cards_left_locked for summary in summaries) == 0
     catalogue.run()
@@ -397,7 +378,7 @@ def test_when_one_of_four_instances_is_killed_the_others_handle_every_card_once(
 
 
 def test_an_instance_that_starts_later_leaves_out_what_the_first_has_handled(furnished: Catalogue) -> None:
-    audit(furnished)
+    start_audit(furnished)
     point = before_snapshot(f"NEW.card_id = '{FLATS[5]}'")
     with (
         brake(furnished, point) as held,
@@ -408,14 +389,14 @@ def test_an_instance_that_starts_later_leaves_out_what_the_first_has_handled(fur
             wait_until_blocked(furnished, "popularity %")  # the second has all but the first's batch, and sweeps
             held.release()
             summaries = first.result(), second.result()
-    assert handled(furnished) == once_each(FLATS, PROJECTS)
+    assert times_written(furnished) == once_each(FLATS, PROJECTS)
     assert [summary.snapshots_written for summary in summaries] == [8, 8]
     assert [summary.cards_left_locked for summary in summaries] == [0, 0]
 
 
 def test_an_instance_that_is_slow_to_begin_finds_all_handled_and_does_nothing(catalogue: Catalogue) -> None:
     cards = catalogue.add_many(300, views=9)
-    audit(catalogue)
+    start_audit(catalogue)
     others_are_done, connections = threading.Event(), Counter[str]()
 
     def connect() -> psycopg.Connection[Any]:
@@ -431,7 +412,7 @@ def test_an_instance_that_is_slow_to_begin_finds_all_handled_and_does_nothing(ca
         quick = catalogue.run()
         others_are_done.set()
         late = slow.result()
-    assert handled(catalogue) == once_each(cards, [])
+    assert times_written(catalogue) == once_each(cards, [])
     assert (quick.snapshots_written, late.snapshots_written) == (300, 0)
     assert (late.stopped_reason, late.cards_left_locked) == (StopReason.COMPLETED, 0)
 
@@ -536,13 +517,13 @@ def test_fifty_poison_cards_in_one_batch_cost_only_themselves(catalogue: Catalog
     catalogue.store_many({card: {night(-1): 0} for card in cards})
     bad = random.Random(2).sample(cards, 50)
     poison(catalogue, bad)
-    audit(catalogue)
+    start_audit(catalogue)
 
     summary = catalogue.run(parameters=Parameters(batch_size=300))
 
     assert (summary.item_errors, summary.snapshots_written) == (50, 250)
     assert {card for card, score in catalogue.scores().items() if score == 5} == set(cards) - set(bad)
-    assert handled(catalogue) == once_each([card for card in cards if card not in bad], [])
+    assert times_written(catalogue) == once_each([card for card in cards if card not in bad], [])
 
 
 def test_the_locks_of_a_batch_hold_while_its_poison_is_sought_and_until_it_commits(catalogue: Catalogue) -> None:
@@ -621,33 +602,33 @@ def run_cut_by_the_stop_signal(catalogue: Catalogue, run_date: Any, batches: int
 def test_two_nights_cut_short_in_a_row_reach_every_card_and_every_project_and_the_third_wraps_round(
     furnished: Catalogue, cut: Callable[..., Summary]
 ) -> None:
-    audit(furnished)
+    start_audit(furnished)
     everything = [(FLAT, card) for card in FLATS] + [(PROJECT, card) for card in PROJECTS]
 
     first, second = cut(furnished, TODAY, 2), cut(furnished, night(1), 2)
 
-    assert order(furnished) == everything
+    assert written_in_order(furnished) == everything
     assert [summary.cards_remaining for summary in (first, second)] == [8, 8]
-    furnished.execute("TRUNCATE catalog.audit")
+    start_audit(furnished)
     third = cut(furnished, night(2), 1)
-    assert order(furnished) == everything[:BATCH]
+    assert written_in_order(furnished) == everything[:BATCH]
     assert third.cards_remaining == 12
-    furnished.execute("TRUNCATE catalog.audit")
+    start_audit(furnished)
     furnished.run(night(3), parameters=IN_FOURS)
-    assert order(furnished) == everything[BATCH:] + everything[:BATCH]
+    assert written_in_order(furnished) == everything[BATCH:] + everything[:BATCH]
     assert_scores_follow_from_what_is_stored(furnished)
-    furnished.execute("TRUNCATE catalog.audit")
+    start_audit(furnished)
     furnished.run(night(4), parameters=IN_FOURS)
-    assert order(furnished) == everything
+    assert written_in_order(furnished) == everything
 
 
 def test_a_night_cut_in_its_wrapped_part_goes_on_from_there(furnished: Catalogue) -> None:
-    audit(furnished)
+    start_audit(furnished)
     run_cut_by_the_clock(furnished, TODAY, 3)  # three batches of objects
     run_cut_by_the_clock(furnished, night(1), 2)  # the projects, then the first batch of objects
-    furnished.execute("TRUNCATE catalog.audit")
+    start_audit(furnished)
     run_cut_by_the_clock(furnished, night(2), 2)
-    assert order(furnished) == [(FLAT, card) for card in FLATS[4:]]
+    assert written_in_order(furnished) == [(FLAT, card) for card in FLATS[4:]]
 
 
 # Two nights at once
@@ -710,6 +691,31 @@ def test_a_batch_that_fails_to_serialize_is_read_again_and_counted(
     assert furnished.ledger()[0]["retries"] == 4
 
 
+def test_a_batch_that_is_read_again_leaves_a_card_that_another_writer_took_meanwhile_to_the_sweep(
+    furnished: Catalogue, failing: Callable[[int], None]
+) -> None:
+    failing(3)
+    with (
+        brake(furnished, before_snapshot(f"NEW.card_id = '{FLATS[5]}'")) as held,
+        background(partial(furnished.run, parameters=IN_FOURS)) as (run,),
+        furnished.connect() as other,
+    ):
+        held.wait()
+        other.execute("SET application_name = 'other'")
+        take = f"UPDATE {FLAT.table} SET popularity_views = popularity_views + 5 WHERE id = %s"
+        with background(partial(other.execute, take, [FLATS[7]])) as (taking,):
+            wait_until_blocked(furnished, "other")
+            held.release()
+            taking.result()
+        wait_until_blocked(furnished, "popularity %")
+        assert furnished.snapshot_counts() == {FLAT: 11, PROJECT: 4}
+        other.commit()
+        summary = run.result()
+    assert (summary.retries, summary.snapshots_written, summary.cards_left_locked) == (3, 16, 0)
+    assert furnished.snapshots(FLATS[7])[TODAY] == 105
+    assert_scores_follow_from_what_is_stored(furnished)
+
+
 def test_a_batch_that_never_serializes_fails_the_run_after_a_bounded_number_of_attempts(
     furnished: Catalogue, failing: Callable[[int], None]
 ) -> None:
@@ -737,11 +743,12 @@ def test_a_run_whose_time_is_up_between_two_attempts_at_a_batch_ends_in_order(
 
 
 def test_a_lock_time_out_is_tried_again(furnished: Catalogue, caplog: pytest.LogCaptureFixture) -> None:
-    with furnished.connect() as other, background(partial(furnished.run, parameters=IN_FOURS)) as (run,):
+    with furnished.connect() as other:
         other.execute(f"LOCK TABLE {SNAPSHOTS} IN ACCESS EXCLUSIVE MODE")
-        until(lambda: "read again (attempt 2): LockNotAvailable" in caplog.text, "the lock time-out")
-        other.rollback()
-        summary = run.result()
+        with background(partial(furnished.run, parameters=IN_FOURS)) as (run,):
+            until(lambda: "read again (attempt 2): LockNotAvailable" in caplog.text, "the lock time-out")
+            other.rollback()
+            summary = run.result()
     assert summary.retries >= 1
     assert summary.snapshots_written == 16
 

@@ -184,7 +184,7 @@ class CatalogueScan:
             "upto": segment.upto,
             "batch_size": self._batch_size,
         }
-        row = connection.execute(statement, parameters).fetchone()
+        row = connection.execute(statement, parameters, binary=True).fetchone()
         assert row is not None  # noqa: S101 - an aggregate without GROUP BY returns a row
         ids, passed_over = row
         return ids, passed_over

@@ -178,7 +178,7 @@ def _score(snapshots: Sequence[Snapshot]) -> Decimal:
 
 _LIMIT = f"""
 WITH page AS MATERIALIZED (
-    SELECT id, popularity_views, popularity_score FROM {{table}} WHERE {_SCORED} ORDER BY id FOR UPDATE
+    SELECT id, popularity_views, popularity_score, ctid AS place FROM {{table}} WHERE {_SCORED} ORDER BY id FOR UPDATE
 ), snapshot AS (
     INSERT INTO {SNAPSHOTS} (id, card_kind, card_id, run_date, cumulative_views, created_at)
     SELECT (%(id_prefix)s || lpad(to_hex(row_number() OVER ()), 12, '0'))::uuid,
@@ -189,31 +189,32 @@ WITH page AS MATERIALIZED (
 ), scored AS ({{scored}}
 )
 UPDATE {{table}} c SET popularity_score = scored.score, updated_at = clock_timestamp()
-FROM scored WHERE scored.id = c.id AND scored.score <> scored.stored_score"""
+FROM scored WHERE scored.place = c.ctid AND scored.score <> scored.stored_score"""
 
 _SUM = """round(coalesce(sum(day.delta * (%(weights)s::numeric[])[%(run_date)s::date - day.credited_to + 1])
            FILTER (WHERE day.delta > 0), 0), 4) AS score"""
 
 _IN_WINDOW = "s.card_kind = %(card_kind)s AND s.run_date >= %(oldest)s AND s.run_date < %(run_date)s"
 
-# A window for each card, the counter of now at its end.
+# Card by card, as the engine does it: the counters in two arrays, one shifted by a night.
 _SCORED_CARD_BY_CARD = f"""
-    SELECT page.id, page.popularity_score AS stored_score, decayed.score
+    SELECT page.id, page.place, page.popularity_score AS stored_score, decayed.score
     FROM page CROSS JOIN LATERAL (
+        SELECT array_agg(s.cumulative_views ORDER BY s.run_date) AS views,
+               array_agg(s.run_date ORDER BY s.run_date) AS dates
+        FROM {SNAPSHOTS} s WHERE {_IN_WINDOW} AND s.card_id = page.id
+    ) known CROSS JOIN LATERAL (
         SELECT {_SUM}
         FROM (
-            SELECT known.run_date AS credited_to, known.views - lag(known.views) OVER (ORDER BY known.run_date) AS delta
-            FROM (
-                SELECT s.run_date, s.cumulative_views AS views FROM {SNAPSHOTS} s
-                WHERE {_IN_WINDOW} AND s.card_id = page.id
-                UNION ALL SELECT %(run_date)s::date, page.popularity_views
-            ) known
+            SELECT credited_to, views - views_before AS delta
+            FROM unnest(known.views, known.views[2:] || page.popularity_views, known.dates[2:] || %(run_date)s::date)
+                 AS pair (views_before, views, credited_to)
         ) day
     ) decayed"""
 
 # One window over all cards.
 _SCORED_AT_ONCE = f"""
-    SELECT page.id, page.popularity_score AS stored_score, coalesce(decayed.score, 0) AS score
+    SELECT page.id, page.place, page.popularity_score AS stored_score, coalesce(decayed.score, 0) AS score
     FROM page LEFT JOIN (
         SELECT day.id, {_SUM}
         FROM (

@@ -284,7 +284,7 @@ def _growth_targets(growth: Mapping[Size, Result]) -> Iterator[Target]:
 
 def _speed_table(results: Results, size: Size) -> Table:
     table = _table(
-        f"{size.cards:,} property objects, {size.projects:,} projects, {size.days} nights of history: seconds and ratios",
+        f"{size.cards:,} property objects, {size.projects:,} projects, {size.days} nights: seconds and ratios",
         *("total", "pass", "upkeep", "CPU", "cards/s", "of (b)", "pass of (b)", "CPU of (b)", "faster than (a)"),
     )
     limit, slow = _limit(results), results[ROW_BY_ROW]
