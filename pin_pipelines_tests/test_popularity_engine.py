@@ -649,8 +649,8 @@ def nights(catalogue: Catalogue) -> Catalogue:
 
 def plans(catalogue: Catalogue, statement: str, parameters: dict[str, Any]) -> Iterator[str]:
     """The nodes of the plan for these values, and of the one that psycopg's prepared statements fall back to."""
-    names = sorted(set(re.findall(r"%\((\w+)\)s", statement)))
-    numbered = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", statement)
+    names = sorted(set(re.findall(r"%\((\w+)\)[sb]", statement)))
+    numbered = re.sub(r"%\((\w+)\)[sb]", lambda match: f"${names.index(match[1]) + 1}", statement)
     values = ", ".join(f"%({name})s" for name in names)
     for mode in ("force_custom_plan", "force_generic_plan"):
         with psycopg.connect(catalogue.url, cursor_factory=psycopg.ClientCursor) as connection:

@@ -127,7 +127,8 @@ def test_killed_run_does_not_stay_started(stack: Up, catalogue: Catalogue) -> No
     answer = ask(
         stack.address,
         "mutation($s: SensorSelector!) { sensorDryRun(selectorData: $s, cursor: null) "
-        "{ __typename ... on PythonError { message } ... on DryRunInstigationTick { evaluationResult { skipReason error { message } } } } }",
+        "{ __typename ... on PythonError { message } "
+        "... on DryRunInstigationTick { evaluationResult { skipReason error { message } } } } }",
         s={
             "repositoryName": "__repository__",
             "repositoryLocationName": "pin_pipelines",

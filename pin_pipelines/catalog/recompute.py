@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
+from functools import partial
 from uuid import UUID
 
 import psycopg
@@ -60,6 +61,10 @@ class StopReason(StrEnum):
     STOP_SIGNAL = "stop_signal"
     SINGLE_FLIGHT = "single_flight"
     """Another instance holds the single-flight lock; nothing was done and nothing written to the ledger."""
+    INTERRUPTED = "interrupted"
+    """In the ledger alone: an interrupt took the run down, in order."""
+    ERROR = "error"
+    """In the ledger alone: the run failed."""
 
 
 class TooManyItemErrorsError(RuntimeError):
@@ -103,7 +108,8 @@ class Progress:
     cards_done: int
     cards_total: int
     cards_per_second: float
-    expected_end: datetime
+    expected_end: datetime | None
+    """None while nothing tells the pace: so far all cards were handled by other instances."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +248,7 @@ class _Run:
         self._deadline = self._began + self.parameters.max_run_duration_seconds
         self._cut = threading.Event()
         self._halt = threading.Event()
+        self._cancelling = threading.Event()
         self._taking = threading.Lock()
         self._counting = threading.Lock()
         self._totals = _Totals()
@@ -265,15 +272,14 @@ class _Run:
             try:
                 reason = self._go_through(ledger)
             except Exception as error:
-                self._close(ledger, RunStatus.FAILED, "error", error=f"{type(error).__name__}: {error}")
+                self._close(ledger, RunStatus.FAILED, StopReason.ERROR, error=f"{type(error).__name__}: {error}")
                 raise
             except BaseException as interrupt:
                 # Dagster's interrupt is no Exception. The workers have stopped by now.
-                self._close(ledger, RunStatus.STOPPED, "interrupted", error=type(interrupt).__name__)
+                self._close(ledger, RunStatus.STOPPED, StopReason.INTERRUPTED, error=type(interrupt).__name__)
                 raise
-            completed = reason is StopReason.COMPLETED
-            self._close(ledger, RunStatus.COMPLETED if completed else RunStatus.STOPPED, reason)
-            summary = self._summary(reason)
+            status = RunStatus.COMPLETED if reason is StopReason.COMPLETED else RunStatus.STOPPED
+            summary = self._close(ledger, status, reason)
         self._log_end(summary)
         return summary
 
@@ -291,7 +297,7 @@ class _Run:
         )
         source = self._open_source(ledger)
         for _ in range(1 + MAX_SWEEPS):
-            self._work_on(source, ledger)
+            self._in_workers(self.parameters.workers, partial(self._work, source), ledger)
             self._left_locked = source.left_locked
             again = None if self._halt.is_set() else source.sweep()
             if again is None:
@@ -302,7 +308,9 @@ class _Run:
         if self._halt.is_set() and not self._cut.is_set():
             return StopReason.STOP_SIGNAL
         if self.run_kind is RunKind.FULL:
-            self._maintain()
+            self._in_workers(1, self._maintain, ledger)
+        if self._cancelling.is_set():
+            return StopReason.STOP_SIGNAL
         return StopReason.MAX_DURATION if self._cut.is_set() else StopReason.COMPLETED
 
     def _open_source(self, ledger: Ledger) -> PageSource:
@@ -371,9 +379,10 @@ class _Run:
 
     # The workers
 
-    def _work_on(self, source: PageSource, ledger: Ledger) -> None:
-        with ThreadPoolExecutor(self.parameters.workers, thread_name_prefix="popularity") as pool:
-            workers = [pool.submit(self._work, source) for _ in range(self.parameters.workers)]
+    def _in_workers(self, number: int, job: Callable[[], None], ledger: Ledger) -> None:
+        """Do a job in so many threads, while this one watches over them."""
+        with ThreadPoolExecutor(number, thread_name_prefix="popularity") as pool:
+            workers = [pool.submit(self._cancellable, job) for _ in range(number)]
             try:
                 self._watch(workers, ledger)
             finally:
@@ -381,6 +390,14 @@ class _Run:
                 self._stop_workers(workers)
         for worker in workers:
             worker.result()
+
+    def _cancellable(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except psycopg.errors.QueryCanceled:
+            # Cancelled by the stop: the transaction is taken back whole. Else it was a statement time-out.
+            if not self._cancelling.is_set():
+                raise
 
     def _watch(self, workers: Sequence[Future[None]], ledger: Ledger) -> None:
         next_ping = self.clock() + _PING_SECONDS
@@ -400,20 +417,17 @@ class _Run:
             return
         self._halt.set()
         _, late = wait(workers, timeout=STOP_GRACE_SECONDS)
+        if late:
+            self._cancelling.set()
         while late:
             for connection in tuple(self._connections):
                 connection.cancel_safe(timeout=STOP_GRACE_SECONDS)
             _, late = wait(late, timeout=_POLL_SECONDS)
 
     def _work(self, source: PageSource) -> None:
-        try:
-            with self._open_connection() as connection:
-                while not self._should_stop() and self._batch(connection, source):
-                    pass
-        except psycopg.errors.QueryCanceled:
-            # Cancelled by the stop: the batch is taken back whole. Else it was a statement time-out.
-            if not self._halt.is_set():
-                raise
+        with self._open_connection() as connection:
+            while not self._should_stop() and self._batch(connection, source):
+                pass
 
     def _should_stop(self) -> bool:
         if self.clock() >= self._deadline:
@@ -449,7 +463,9 @@ class _Run:
                     figures = self._score(connection, page.kind, page.ids)
                     self._add_to_ledger(connection, page, figures)
             except _RETRIABLE as error:
-                if attempt == MAX_ATTEMPTS or self._should_stop():
+                if self._should_stop():
+                    return False
+                if attempt == MAX_ATTEMPTS:
                     raise
                 with self._counting:
                     self._totals.retries += 1
@@ -543,6 +559,7 @@ class _Run:
         done = self._totals.cards_done
         rate = done / max(self.clock() - self._began, 1e-9)
         left = max(self._cards_total - done, 0)
+        expected_end = datetime.now(UTC) + timedelta(seconds=left / rate) if done else None
         progress = Progress(
             card_kind=page.kind,
             rows=len(page.ids),
@@ -550,7 +567,7 @@ class _Run:
             cards_done=done,
             cards_total=self._cards_total,
             cards_per_second=rate,
-            expected_end=datetime.now(UTC) + timedelta(seconds=left / max(rate, 1e-9)),
+            expected_end=expected_end,
         )
         self.logger.info(
             "batch processed: CardKind=%s rows=%d updated=%d; %d of %d cards, %.0f cards/s, expected end %s",
@@ -560,14 +577,14 @@ class _Run:
             done,
             self._cards_total,
             rate,
-            progress.expected_end.strftime("%H:%M:%S UTC"),
+            f"{expected_end:%H:%M:%S} UTC" if expected_end else "unknown",
         )
         self.on_progress(progress)
 
     # The end
 
-    def _close(self, ledger: Ledger, status: RunStatus, reason: str, error: str | None = None) -> None:
-        summary = self._summary(StopReason.COMPLETED)
+    def _close(self, ledger: Ledger, status: RunStatus, reason: StopReason, error: str | None = None) -> Summary:
+        summary = self._summary(reason)
         ledger.close(
             status,
             stopped_reason=reason,
@@ -578,6 +595,7 @@ class _Run:
             retries=summary.retries,
             duration_ms=summary.duration_ms,
         )
+        return summary
 
     def _summary(self, reason: StopReason) -> Summary:
         totals = self._totals

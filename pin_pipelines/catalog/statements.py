@@ -82,10 +82,11 @@ def score_page(kind: CardKind, *, capture: bool) -> str:
     card that another instance handled between page and lock is recognised by the conflict on its snapshot, which
     sees the newest row whatever the statement's start: it is neither written nor scored again.
 
-    One scan of the index reads a card's window, and shows whether a newer run date superseded this one; the score
-    is then not worth reading, and not written. The counters go through two arrays, one shifted by a night: that
-    takes half the time of a window function. The later date of a pair is credited with the difference. The weights
-    are exact (``decay.decay_weights``).
+    One scan of the index reads a card's window, and shows whether a newer run date superseded this one; the card is
+    then left as it is: an older score must not cover a newer one, and a snapshot slipped in between would change
+    what the newer one is made of. The counters go through two arrays, one shifted by a night: that takes half the
+    time of a window function. The later date of a pair is credited with the difference. The weights are exact
+    (``decay.decay_weights``).
 
     Args:
         kind: whose table.
@@ -112,35 +113,35 @@ def score_page(kind: CardKind, *, capture: bool) -> str:
     )"""
     return f"""
     WITH page AS MATERIALIZED (
-        SELECT c.id, c.popularity_views, c.popularity_score, c.ctid AS place, row_number() OVER () AS n
-        FROM {kind.table} c WHERE c.id = ANY(%(ids)b::uuid[])
-    )
-    {snapshot if capture else ""}
-    , scored AS MATERIALIZED (
-        SELECT page.place, page.popularity_score AS stored_score, decayed.score, known.newest
-        FROM page
-        {"JOIN snapshot ON snapshot.card_id = page.id" if capture else ""}
+        SELECT c.id, c.popularity_views, c.popularity_score, c.ctid AS place, known.views, known.dates,
+               row_number() OVER () AS n
+        FROM {kind.table} c
         CROSS JOIN LATERAL (
             SELECT array_agg(s.cumulative_views ORDER BY s.run_date) AS views,
                    array_agg(s.run_date ORDER BY s.run_date) AS dates,
                    max(s.run_date) AS newest
             FROM {SNAPSHOTS} s
-            WHERE s.card_kind = %(card_kind)s AND s.card_id = page.id AND s.run_date >= %(oldest)s AND {stored}
+            WHERE s.card_kind = %(card_kind)s AND s.card_id = c.id AND s.run_date >= %(oldest)s AND {stored}
         ) known
+        WHERE c.id = ANY(%(ids)b::uuid[]) AND coalesce(known.newest, %(run_date)s) <= %(run_date)s
+    )
+    {snapshot if capture else ""}
+    , scored AS MATERIALIZED (
+        SELECT page.place, page.popularity_score AS stored_score, decayed.score
+        FROM page
+        {"JOIN snapshot ON snapshot.card_id = page.id" if capture else ""}
         CROSS JOIN LATERAL (
             SELECT round(coalesce(sum(
                 (day.views - day.views_before) * (%(weights)s::numeric[])[%(run_date)s::date - day.credited_to + 1]
             ) FILTER (WHERE day.views > day.views_before), 0), 4) AS score
-            FROM unnest(known.views, known.views[2:] || {now_views}, known.dates[2:] || {now_date})
+            FROM unnest(page.views, page.views[2:] || {now_views}, page.dates[2:] || {now_date})
                  AS day (views_before, views, credited_to)
         ) decayed
     )
     , updated AS (
         UPDATE {kind.table} c SET popularity_score = scored.score, updated_at = clock_timestamp()
         FROM scored
-        WHERE c.ctid = scored.place
-          AND scored.score <> scored.stored_score
-          AND coalesce(scored.newest, %(oldest)s) <= %(run_date)s
+        WHERE c.ctid = scored.place AND scored.score <> scored.stored_score
         RETURNING c.id
     )
     SELECT (SELECT count(*) FROM scored),
@@ -177,21 +178,23 @@ def find_cards(kind: CardKind) -> str:
 PRUNE = f"DELETE FROM {SNAPSHOTS} WHERE run_date < %(keep_from)s"
 
 # Until the next autovacuum the new run date would be estimated as one row, and a report could choose a plan that
-# runs for minutes.
-ANALYZE = f"ANALYZE {SNAPSHOTS}"
+# runs for minutes. Where a vacuum is at work on the table, its own ANALYZE follows soon; a run need not wait for it.
+ANALYZE = f"ANALYZE (SKIP_LOCKED) {SNAPSHOTS}"
 
 # Both scan the table once; they decide a partition of the past, which is rare (``partitions``).
 NEWEST_RUN_DATE = f"SELECT max(run_date) FROM {SNAPSHOTS}"
 STORED_FOR = f"SELECT card_kind, count(*) FROM {SNAPSHOTS} WHERE run_date = %(run_date)s GROUP BY card_kind"
 
 # The session's own limits. A statement of a batch takes milliseconds; one that hangs must not hold its locks for
-# longer than a consumer can bear. jit costs more than it gains on statements this short. A batch that a crash of
-# the server takes back is computed again by the next run, and the row that closes the run in the ledger is
-# flushed with everything before it: so a batch need not wait for the disk.
+# longer than a consumer can bear. Each statement has to see what was committed before it began. jit costs more than
+# it gains on statements this short. A batch that a crash of the server takes back is computed again by the next run,
+# and the row that closes the run in the ledger is flushed with everything before it: so a batch need not wait for
+# the disk.
 WORKER_SESSION = """
     SELECT set_config('statement_timeout', '60s', false),
            set_config('lock_timeout', '5s', false),
            set_config('idle_in_transaction_session_timeout', '60s', false),
+           set_config('default_transaction_isolation', 'read committed', false),
            set_config('synchronous_commit', 'off', false),
            set_config('jit', 'off', false),
            set_config('timezone', 'UTC', false),
@@ -200,8 +203,8 @@ WORKER_SESSION = """
 # How long the sweep waits for a card that another writer holds; for this transaction only.
 WAIT_A_LITTLE = "SELECT set_config('lock_timeout', '2s', true)"
 
-# Retention and ANALYZE read the whole table.
-MAINTENANCE_SESSION = "SELECT set_config('statement_timeout', '15min', false)"
+# Retention reads the whole table, and instances that end together wait for each other there.
+MAINTENANCE_SESSION = "SELECT set_config('statement_timeout', '15min', false), set_config('lock_timeout', '0', false)"
 
 # The liveness lock is worth what its connection is worth: a host that vanished must not hold it for hours.
 LIVENESS_SESSION = """
@@ -209,6 +212,7 @@ LIVENESS_SESSION = """
            set_config('tcp_keepalives_interval', '5', false),
            set_config('tcp_keepalives_count', '3', false),
            set_config('statement_timeout', '60s', false),
+           set_config('default_transaction_isolation', 'read committed', false),
            set_config('timezone', 'UTC', false),
            set_config('application_name', %(application_name)s, false)"""
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, Self
@@ -72,8 +72,14 @@ class EmbeddedPostgres:
     Nothing stops it but ``stop``: it outlives a killed owner, and the next ``start`` on the folder replaces it.
     """
 
-    def __init__(self, data_dir: Path) -> None:
-        """Name the data folder; its parent must exist when the server starts."""
+    def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
+        """Name the data folder; its parent must exist when the server starts.
+
+        Args:
+            data_dir: where the server keeps its files.
+            settings: server settings that win over ``SERVER_SETTINGS``.
+        """
+        self._settings = SERVER_SETTINGS | dict(settings or {})
         self._data_dir = data_dir.expanduser().resolve()
         self._log = self._data_dir / "log"
         self._socket_dir: Path | None = None
@@ -100,7 +106,7 @@ class EmbeddedPostgres:
         # or a zombie that nobody reaped, for the server, and refuse to start.
         (self._data_dir / "postmaster.pid").unlink(missing_ok=True)
         (socket_dir / f".s.PGSQL.{PORT}.lock").unlink(missing_ok=True)
-        settings = SERVER_SETTINGS | {"unix_socket_directories": f'"{socket_dir}"'}
+        settings = self._settings | {"unix_socket_directories": f'"{socket_dir}"'}
         options = " ".join(f"-c {name}={shlex.quote(value)}" for name, value in settings.items())
         self._pg_ctl(server, "start", "-o", options, "-l", str(self._log), timeout=_START_TIMEOUT_SECONDS)
         self._socket_dir = socket_dir
