@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -311,7 +311,8 @@ class _Run:
             self._in_workers(1, self._maintain, ledger)
         if self._cancelling.is_set():
             return StopReason.STOP_SIGNAL
-        return StopReason.MAX_DURATION if self._cut.is_set() else StopReason.COMPLETED
+        # Time that was up just when nothing was left cut nothing.
+        return StopReason.MAX_DURATION if self._remaining else StopReason.COMPLETED
 
     def _open_source(self, ledger: Ledger) -> PageSource:
         self._handled_since = ledger.handled_since
@@ -421,7 +422,9 @@ class _Run:
             self._cancelling.set()
         while late:
             for connection in tuple(self._connections):
-                connection.cancel_safe(timeout=STOP_GRACE_SECONDS)
+                # A server that cannot be asked is gone, and its statements with it.
+                with suppress(psycopg.OperationalError):
+                    connection.cancel_safe(timeout=STOP_GRACE_SECONDS)
             _, late = wait(late, timeout=_POLL_SECONDS)
 
     def _work(self, source: PageSource) -> None:
