@@ -79,7 +79,9 @@ _histories = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     histories=st.lists(_histories, min_size=1, max_size=5),
     window=st.integers(min_value=1, max_value=40),
