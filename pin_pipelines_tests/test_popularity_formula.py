@@ -130,6 +130,11 @@ def test_engine_refuses_a_parameter_that_is_not_above_zero(field: str) -> None:
         Parameters(**{field: 0})
 
 
+def test_engine_refuses_a_batch_that_its_snapshot_ids_cannot_number() -> None:
+    with pytest.raises(ValueError, match="batch_size = 65536 is not allowed; it must be at most 65535"):
+        Parameters(batch_size=65_536)
+
+
 def test_window_half_life_and_batch_size_of_one(catalogue: Catalogue) -> None:
     cards = catalogue.add_many(3, views=5)
     parameters = Parameters(window_days=1, decay_half_life_days=1, batch_size=1)

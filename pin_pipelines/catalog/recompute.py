@@ -36,6 +36,8 @@ from pin_pipelines.catalog.tables import CardKind
 MAX_ATTEMPTS = 5
 # How often cards that another writer held are tried again after the pass.
 MAX_SWEEPS = 3
+# A statement numbers the snapshots of its page in four hex digits (``_snapshot_id_prefix``).
+MAX_BATCH_SIZE = 0xFFFF
 # More poison than this in one run is a fault of something else than the cards.
 MAX_ITEM_ERRORS = 1000
 # How long a batch may go on after a stop signal before its statement is cancelled and the batch rolled back.
@@ -80,7 +82,7 @@ class Parameters:
     """PopularityRecomputeInput of the spec, as far as it is configuration.
 
     Raises:
-        ValueError: naming the field, when a number is not above 0 (spec, step 2).
+        ValueError: naming the field, when a number is not above 0 (spec, step 2), or a batch too large.
     """
 
     window_days: int = 30
@@ -96,6 +98,8 @@ class Parameters:
             value = getattr(self, each.name)
             if not isinstance(value, bool) and value <= 0:
                 raise ValueError(f"{each.name} = {value} is not allowed; it must be above 0")
+        if self.batch_size > MAX_BATCH_SIZE:
+            raise ValueError(f"batch_size = {self.batch_size} is not allowed; it must be at most {MAX_BATCH_SIZE}")
 
 
 @dataclass(frozen=True)
