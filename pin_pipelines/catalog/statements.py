@@ -84,9 +84,9 @@ def score_page(kind: CardKind, *, capture: bool) -> str:
 
     One scan of the index reads a card's window, and shows whether a newer run date superseded this one; the card is
     then left as it is: an older score must not cover a newer one, and a snapshot slipped in between would change
-    what the newer one is made of. The counters go through two arrays, one shifted by a night: that takes half the
-    time of a window function. The later date of a pair is credited with the difference. The weights are exact
-    (``decay.decay_weights``).
+    what the newer one is made of. The counters go through two arrays, one shifted by a night, which costs less than
+    a window function; the later date of a pair is credited with the difference. The weights are exact
+    (``decay.decay_weights``). Snapshots are inserted in the order of the index that they go into.
 
     Args:
         kind: whose table.
@@ -114,7 +114,7 @@ def score_page(kind: CardKind, *, capture: bool) -> str:
     return f"""
     WITH page AS MATERIALIZED (
         SELECT c.id, c.popularity_views, c.popularity_score, c.ctid AS place, known.views, known.dates,
-               row_number() OVER () AS n
+               row_number() OVER (ORDER BY c.id) AS n
         FROM {kind.table} c
         CROSS JOIN LATERAL (
             SELECT array_agg(s.cumulative_views ORDER BY s.run_date) AS views,
