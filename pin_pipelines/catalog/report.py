@@ -39,7 +39,7 @@ def distribution_picture(connection: Connection, kind: CardKind) -> str:
     buckets = sorted(bucket for bucket in counts if bucket is not None)
     columns = range(buckets[0], buckets[-1] + 1) if buckets else range(0)
     heights = [counts.get(None, 0), *(counts.get(bucket, 0) for bucket in columns)]
-    labels = ["0", *(f"{10 ** (bucket / 2):.3g}+" for bucket in columns)]
+    labels = ["0", *(_label(10 ** (bucket / 2)) for bucket in columns)]
     bars = axes.bar(range(len(heights)), heights, color=["#9aa5b1", *["#3b6fb5"] * len(columns)])
     axes.bar_label(bars, fmt="{:,.0f}", fontsize=7)
     axes.set_xticks(range(len(labels)), labels, fontsize=7, rotation=45)
@@ -50,3 +50,7 @@ def distribution_picture(connection: Connection, kind: CardKind) -> str:
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     return f"![score distribution](data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()})"
+
+
+def _label(at_least: float) -> str:
+    return f"{at_least:,.0f}+" if at_least >= 100 else f"{at_least:.3g}+"

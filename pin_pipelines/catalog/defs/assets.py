@@ -1,8 +1,12 @@
 """The popularity assets: three tables written in one transaction a batch, so one op makes them all."""
 
+import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, date, datetime
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
 from uuid import UUID
 
 import dagster as dg
@@ -119,16 +123,17 @@ def build_popularity_assets(settings: Settings) -> dg.AssetsDefinition:
             if isinstance(work, History):
                 _observe_history(context, run_date, work)
                 return
-            summary = recompute(
-                postgres.connect,
-                run_id=context.run.run_id,
-                run_date=run_date,
-                run_kind=work.run_kind,
-                capture=work.capture,
-                card_ids=card_ids,
-                parameters=parameters,
-                logger=context.log,
-            )
+            with _logging_aside(context.log) as logger:
+                summary = recompute(
+                    postgres.connect,
+                    run_id=context.run.run_id,
+                    run_date=run_date,
+                    run_kind=work.run_kind,
+                    capture=work.capture,
+                    card_ids=card_ids,
+                    parameters=parameters,
+                    logger=logger,
+                )
         except (RunDateRefusedError, NoKnownCardsError, TooManyItemErrorsError) as error:
             # Another attempt would end the same way.
             raise dg.Failure(str(error), allow_retries=False) from error
@@ -146,6 +151,35 @@ def build_popularity_assets(settings: Settings) -> dg.AssetsDefinition:
             yield from materialize_results(connection, summary)
 
     return recompute_popularity
+
+
+class _HandOn(logging.Handler):
+    """Passes lines on to another logger."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See ``logging.Handler``."""
+        self._log.log(record.levelno, record.getMessage())
+
+
+@contextmanager
+def _logging_aside(log: logging.Logger) -> Iterator[logging.Logger]:
+    """A logger whose lines are passed on by a thread of its own; leaving waits for the last of them.
+
+    Dagster writes each line to its storage before it returns, which takes about as long as half a batch.
+    """
+    lines: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    logger = logging.Logger("popularity")
+    logger.addHandler(QueueHandler(lines))
+    listener = QueueListener(lines, _HandOn(log))
+    listener.start()
+    try:
+        yield logger
+    finally:
+        listener.stop()
 
 
 def materialize_results(connection: Connection, summary: Summary) -> Iterator[dg.MaterializeResult[None]]:
