@@ -31,14 +31,15 @@ JOB = "popularity_recompute"
 # The last of a day's materialisations: with it, the day is complete.
 _LAST_REPORTED = ASSET_KEYS[-1]
 
-# The engine stamps with the database's clock, the night was long ago. The freshness checks read these times.
+# The engine stamps with the database's clock, the night was long ago. The freshness checks read these times. A night
+# that was interrupted before it was put in its place has a run more.
 _MOVE_SNAPSHOTS = f"""
 UPDATE {SNAPSHOTS} s SET created_at = s.created_at + (%(night)s - r.started_at)
 FROM {LEDGER} r WHERE r.run_id = %(run_id)s AND s.run_date = r.run_date"""
-_MOVE_RUN = f"""
+_MOVE_RUNS = f"""
 UPDATE {LEDGER} SET started_at = %(night)s, finished_at = finished_at + (%(night)s - started_at),
     handled_since = handled_since + (%(night)s - started_at)
-WHERE run_id = %(run_id)s"""
+WHERE run_date = (SELECT run_date FROM {LEDGER} WHERE run_id = %(run_id)s)"""
 
 
 class CatalogueSizeError(LocalStackError):
@@ -110,7 +111,7 @@ def play_night(
     with connect() as connection:
         where = {"run_id": summary.run_id, "night": datetime.combine(day, NIGHT)}
         connection.execute(_MOVE_SNAPSHOTS, where)
-        connection.execute(_MOVE_RUN, where)
+        connection.execute(_MOVE_RUNS, where)
     _report_night(instance, connect, summary)
 
 
