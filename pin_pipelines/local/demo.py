@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -15,7 +15,7 @@ from dagster_shared.error import SerializableErrorInfo
 from psycopg.rows import dict_row
 
 from pin_pipelines.catalog import statements
-from pin_pipelines.catalog.defs.assets import ASSET_KEYS, materialize_results
+from pin_pipelines.catalog.defs.assets import ASSET_KEYS, configured_parameters, materialize_results
 from pin_pipelines.catalog.ledger import Connect, RunKind
 from pin_pipelines.catalog.recompute import Parameters, Summary, recompute
 from pin_pipelines.catalog.tables import LEDGER, SNAPSHOTS, CardKind
@@ -203,13 +203,7 @@ def _report_night(instance: dg.DagsterInstance, connect: Connect, summary: Summa
 
 def _parameters(settings: Settings) -> Parameters:
     """As the job would run, but with two workers at least: a month of nights in a row is worth the second core."""
-    return Parameters(
-        window_days=settings.popularity_window_days,
-        decay_half_life_days=settings.popularity_decay_half_life_days,
-        batch_size=settings.popularity_batch_size,
-        max_run_duration_seconds=settings.popularity_max_run_duration_seconds,
-        workers=max(settings.popularity_workers, 2),
-    )
+    return replace(configured_parameters(settings), workers=max(settings.popularity_workers, 2), single_flight=False)
 
 
 def _ledger_row(connect: Connect, run_id: str) -> dict[str, Any]:

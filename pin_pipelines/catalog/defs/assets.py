@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
@@ -255,10 +255,21 @@ _SCORE_COLUMNS = dg.TableSchema(
 )
 
 
-def _parameters(settings: Settings, config: PopularityRunConfig) -> Parameters:
+def configured_parameters(settings: Settings) -> Parameters:
+    """The engine's parameters, as the settings have them."""
     return Parameters(
         window_days=settings.popularity_window_days,
         decay_half_life_days=settings.popularity_decay_half_life_days,
+        batch_size=settings.popularity_batch_size,
+        max_run_duration_seconds=settings.popularity_max_run_duration_seconds,
+        workers=settings.popularity_workers,
+        single_flight=settings.popularity_single_flight,
+    )
+
+
+def _parameters(settings: Settings, config: PopularityRunConfig) -> Parameters:
+    return replace(
+        configured_parameters(settings),
         batch_size=_within("batch_size", config.batch_size, settings.popularity_batch_size, MAX_BATCH_SIZE),
         max_run_duration_seconds=_within(
             "max_run_duration_seconds",
@@ -266,8 +277,6 @@ def _parameters(settings: Settings, config: PopularityRunConfig) -> Parameters:
             settings.popularity_max_run_duration_seconds,
             MAX_RUN_DURATION_SECONDS,
         ),
-        workers=settings.popularity_workers,
-        single_flight=settings.popularity_single_flight,
     )
 
 
