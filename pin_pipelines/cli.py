@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from pin_pipelines.catalog.ledger import Connect
 from pin_pipelines.catalog.tables import CardKind
+from pin_pipelines.database import Connect
 from pin_pipelines.local.errors import LocalStackError
 from pin_pipelines.migrations import migrate as migrate_database
 from pin_pipelines.resources.feature_flags import FeatureFlagError, list_flags, set_flag

@@ -11,8 +11,8 @@ from psycopg import IsolationLevel
 
 from pin_pipelines.catalog import statements
 from pin_pipelines.catalog.decay import reference_score
-from pin_pipelines.catalog.ledger import Connection
 from pin_pipelines.catalog.tables import CardKind
+from pin_pipelines.database import Connection, fetch_one
 
 # Alerts of the spec («Наблюдаемость»).
 MAX_HOURS_SINCE_FULL_RUN = 26
@@ -81,8 +81,7 @@ def check_completeness(connection: Connection) -> Completeness | None:
     missing = 0
     for kind in CardKind:
         parameters = {"card_kind": kind, "run_date": run_date, "finished_at": finished_at}
-        row = connection.execute(statements.count_missing(kind), parameters).fetchone()
-        missing += row[0] if row else 0
+        missing += fetch_one(connection, statements.count_missing(kind), parameters)[0]
     return Completeness(run_id, run_date, missing, item_errors, left_locked, remaining)
 
 

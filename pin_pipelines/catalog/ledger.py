@@ -9,22 +9,18 @@ PostgreSQL frees the moment the process is gone, whatever launched it and whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, cast
 from uuid import UUID
 
 import psycopg
 
 from pin_pipelines.catalog import statements
 from pin_pipelines.catalog.tables import CardKind
-
-Connection = psycopg.Connection[Any]
-# Every call opens a connection of its own, not in autocommit mode.
-Connect = Callable[[], Connection]
+from pin_pipelines.database import Connect, Connection, fetch_one
 
 
 class RunKind(StrEnum):
@@ -143,9 +139,7 @@ class Ledger:
 
     def count(self, statement: str, parameters: dict[str, Any]) -> int:
         """Run a statement that returns one number."""
-        row = self._connection.execute(statement, parameters).fetchone()
-        assert row is not None  # noqa: S101 - an aggregate without GROUP BY returns a row
-        return int(row[0])
+        return int(fetch_one(self._connection, statement, parameters)[0])
 
     def close(self, status: RunStatus, **figures: Any) -> None:
         """Close the run's row with its last figures (the columns of the ledger by name)."""
@@ -158,8 +152,7 @@ class Ledger:
                 connection.execute(statements.CLOSE_RUN, parameters)
 
     def _try_lock(self, statement: str, **parameters: Any) -> bool:
-        row = self._connection.execute(statement, parameters).fetchone()
-        return row is not None and bool(row[0])
+        return bool(fetch_one(self._connection, statement, parameters)[0])
 
     def _find_last_stop(self) -> StopPoint | None:
         row = self._connection.execute(statements.LAST_STOP).fetchone()
@@ -173,7 +166,8 @@ class Ledger:
             else None
             for kind in CardKind
         }
-        row = self._connection.execute(
+        (handled_since,) = fetch_one(
+            self._connection,
             statements.OPEN_RUN,
             {
                 "run_id": self._run_id,
@@ -183,7 +177,5 @@ class Ledger:
                 "batch_size": batch_size,
                 **stops,
             },
-        ).fetchone()
-        assert row is not None  # noqa: S101 - INSERT … RETURNING returns its row
-        handled_since: datetime = row[0]
-        return handled_since
+        )
+        return cast(datetime, handled_since)

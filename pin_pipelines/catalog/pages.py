@@ -18,8 +18,9 @@ from uuid import UUID
 import psycopg
 
 from pin_pipelines.catalog import statements
-from pin_pipelines.catalog.ledger import Connection, StopPoint
+from pin_pipelines.catalog.ledger import StopPoint
 from pin_pipelines.catalog.tables import CardKind
+from pin_pipelines.database import Connection, fetch_one
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,7 @@ class CatalogueScan:
             "upto": segment.upto,
             "batch_size": self._batch_size,
         }
-        row = connection.execute(statement, parameters, binary=True).fetchone()
-        assert row is not None  # noqa: S101 - an aggregate without GROUP BY returns a row
-        ids, passed_over = row
+        ids, passed_over = fetch_one(connection, statement, parameters, binary=True)
         return ids, passed_over
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from datetime import date
 
 from pin_pipelines.catalog import statements
-from pin_pipelines.catalog.ledger import Connection, RunKind
+from pin_pipelines.catalog.ledger import RunKind
 from pin_pipelines.catalog.tables import CardKind
+from pin_pipelines.database import Connection, fetch_one
 
 
 class RunDateRefusedError(ValueError):
@@ -64,8 +65,7 @@ def decide(connection: Connection, run_date: date, *, today: date, rebuild: bool
             "Its growth belongs to the next run that took place; there is nothing to re-run. "
             f"Launch today's partition ({today}) to bring the scores up to date"
         )
-    newest = connection.execute(statements.NEWEST_RUN_DATE).fetchone()
-    assert newest is not None  # noqa: S101 - an aggregate without GROUP BY returns a row
-    if newest[0] > run_date:
-        return History(superseded_by=newest[0], snapshots=stored)
+    (newest,) = fetch_one(connection, statements.NEWEST_RUN_DATE)
+    if newest > run_date:
+        return History(superseded_by=newest, snapshots=stored)
     return Work(RunKind.REBUILD if rebuild else RunKind.RECOMPUTE, capture=False)

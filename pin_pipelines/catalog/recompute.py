@@ -27,9 +27,10 @@ import psycopg
 
 from pin_pipelines.catalog import statements
 from pin_pipelines.catalog.decay import decay_weights
-from pin_pipelines.catalog.ledger import Connect, Connection, Ledger, RunKind, RunStatus
+from pin_pipelines.catalog.ledger import Ledger, RunKind, RunStatus
 from pin_pipelines.catalog.pages import CardList, CatalogueScan, Page, PageSource, circle, lock_cards
 from pin_pipelines.catalog.tables import CardKind
+from pin_pipelines.database import Connect, Connection, fetch_one
 
 # How often a batch is read again after a serialization failure, a deadlock or a lock time-out, before it is an
 # infrastructure failure.
@@ -512,7 +513,8 @@ class _Run:
         return figures
 
     def _score_part(self, connection: Connection, kind: CardKind, ids: Sequence[UUID]) -> _Figures:
-        row = connection.execute(
+        processed, snapshots_written, updated = fetch_one(
+            connection,
             statements.score_page(kind, capture=self.capture),
             {
                 "card_kind": kind,
@@ -523,9 +525,7 @@ class _Run:
                 "handled_since": self._handled_since,
                 "snapshot_id_prefix": _snapshot_id_prefix(),
             },
-        ).fetchone()
-        assert row is not None  # noqa: S101 - a SELECT of scalars returns a row
-        processed, snapshots_written, updated = row
+        )
         return _Figures(processed, snapshots_written, updated)
 
     def _check_item_errors(self, new: int) -> None:

@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pin_pipelines.catalog import statements
-from pin_pipelines.catalog.ledger import Connection
 from pin_pipelines.catalog.tables import CardKind
+from pin_pipelines.database import Connection
 
 TOP_SIZE = 10
 

@@ -185,20 +185,26 @@ ANALYZE = f"ANALYZE (SKIP_LOCKED) {SNAPSHOTS}"
 NEWEST_RUN_DATE = f"SELECT max(run_date) FROM {SNAPSHOTS}"
 STORED_FOR = f"SELECT card_kind, count(*) FROM {SNAPSHOTS} WHERE run_date = %(run_date)s GROUP BY card_kind"
 
+
+def _session(**settings: str) -> str:
+    """Settings of a session, with those that every session of the engine has. Parameters: application_name."""
+    common = {"default_transaction_isolation": "read committed", "timezone": "UTC"}
+    values = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in {**settings, **common}.items())
+    return f"SELECT {values}, set_config('application_name', %(application_name)s, false)"
+
+
 # The session's own limits. A statement of a batch takes milliseconds; one that hangs must not hold its locks for
 # longer than a consumer can bear. Each statement has to see what was committed before it began. jit costs more than
 # it gains on statements this short. A batch that a crash of the server takes back is computed again by the next run,
 # and the row that closes the run in the ledger is flushed with everything before it: so a batch need not wait for
 # the disk.
-WORKER_SESSION = """
-    SELECT set_config('statement_timeout', '60s', false),
-           set_config('lock_timeout', '5s', false),
-           set_config('idle_in_transaction_session_timeout', '60s', false),
-           set_config('default_transaction_isolation', 'read committed', false),
-           set_config('synchronous_commit', 'off', false),
-           set_config('jit', 'off', false),
-           set_config('timezone', 'UTC', false),
-           set_config('application_name', %(application_name)s, false)"""
+WORKER_SESSION = _session(
+    statement_timeout="60s",
+    lock_timeout="5s",
+    idle_in_transaction_session_timeout="60s",
+    synchronous_commit="off",
+    jit="off",
+)
 
 # How long the sweep waits for a card that another writer holds; for this transaction only.
 WAIT_A_LITTLE = "SELECT set_config('lock_timeout', '2s', true)"
@@ -207,14 +213,9 @@ WAIT_A_LITTLE = "SELECT set_config('lock_timeout', '2s', true)"
 MAINTENANCE_SESSION = "SELECT set_config('statement_timeout', '15min', false), set_config('lock_timeout', '0', false)"
 
 # The liveness lock is worth what its connection is worth: a host that vanished must not hold it for hours.
-LIVENESS_SESSION = """
-    SELECT set_config('tcp_keepalives_idle', '10', false),
-           set_config('tcp_keepalives_interval', '5', false),
-           set_config('tcp_keepalives_count', '3', false),
-           set_config('statement_timeout', '60s', false),
-           set_config('default_transaction_isolation', 'read committed', false),
-           set_config('timezone', 'UTC', false),
-           set_config('application_name', %(application_name)s, false)"""
+LIVENESS_SESSION = _session(
+    tcp_keepalives_idle="10", tcp_keepalives_interval="5", tcp_keepalives_count="3", statement_timeout="60s"
+)
 
 _LIVENESS_KEY = "hashtextextended('Pin:lock:run:catalog-popularity-recompute:' || {}, 0)"
 

@@ -16,9 +16,10 @@ from psycopg.rows import dict_row
 
 from pin_pipelines.catalog import statements
 from pin_pipelines.catalog.defs.assets import ASSET_KEYS, configured_parameters, materialize_results
-from pin_pipelines.catalog.ledger import Connect, RunKind
+from pin_pipelines.catalog.ledger import RunKind
 from pin_pipelines.catalog.recompute import Parameters, Summary, recompute
 from pin_pipelines.catalog.tables import LEDGER, SNAPSHOTS, CardKind
+from pin_pipelines.database import Connect, fetch_one
 from pin_pipelines.definitions import build_definitions
 from pin_pipelines.local.demo_data import Catalogue, advance_a_little, advance_to, find_catalogue, make_catalogue
 from pin_pipelines.local.errors import LocalStackError
@@ -213,9 +214,7 @@ def _ledger_row(connect: Connect, run_id: str) -> dict[str, Any]:
 
 
 def _number(connection: psycopg.Connection[Any], statement: str, *parameters: Any) -> int:
-    row = connection.execute(statement, parameters).fetchone()
-    assert row is not None  # noqa: S101 - an aggregate without GROUP BY returns a row
-    return int(row[0])
+    return int(fetch_one(connection, statement, parameters)[0])
 
 
 def _silent_logger() -> logging.Logger:

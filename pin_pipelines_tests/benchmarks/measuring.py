@@ -71,13 +71,12 @@ class Memory:
     """From a quarter of the run on."""
 
 
-class MemorySampler:
-    """Samples the memory of this process from a thread of its own; a context manager."""
+class _Background:
+    """Does something in a thread of its own, for as long as the context lasts."""
 
     def __init__(self) -> None:
-        self._samples: list[int] = []
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
+        self._thread = threading.Thread(target=self._work)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -86,6 +85,17 @@ class MemorySampler:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+
+class MemorySampler(_Background):
+    """Samples the memory of this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._samples: list[int] = []
 
     @property
     def memory(self) -> Memory:
@@ -93,7 +103,7 @@ class MemorySampler:
         peak = max(self._samples)
         return Memory(peak=peak / 2**20, growth=(peak - warm) / 2**20)
 
-    def _sample(self) -> None:
+    def _work(self) -> None:
         process = psutil.Process()
         while True:
             self._samples.append(process.memory_info().rss)
@@ -101,27 +111,18 @@ class MemorySampler:
                 return
 
 
-class Consumer:
-    """Updates cards at random, one a transaction, and notes how long each had to wait; a context manager.
+class Consumer(_Background):
+    """Updates cards at random, one a transaction, and notes how long each had to wait.
 
     It leaves the counters as they are, so that the results stay comparable.
     """
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self.waits: list[float] = []
         self._url = url
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._consume)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _consume(self) -> None:
+    def _work(self) -> None:
         table = CardKind.PROPERTY_OBJECT.table
         with psycopg.connect(self._url) as connection:
             connection.execute("SET synchronous_commit = off")

@@ -11,7 +11,8 @@ import psycopg
 from pin_pipelines.catalog import statements
 from pin_pipelines.catalog.defs.assets import ASSET_KEYS, OWNER
 from pin_pipelines.catalog.defs.checks import FRESHNESS_SPECS
-from pin_pipelines.catalog.ledger import Connection, LiveRun, RunKind, close_dead_runs, live_runs
+from pin_pipelines.catalog.ledger import LiveRun, RunKind, close_dead_runs, live_runs
+from pin_pipelines.database import Connection
 from pin_pipelines.resources.postgres import PostgresResource
 
 # Owners of schedules and sensors are new in Dagster; an operator wants to see them, and the version is pinned.
