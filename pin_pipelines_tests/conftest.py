@@ -18,6 +18,7 @@ from pin_pipelines.local.postgres import EmbeddedPostgres
 from pin_pipelines.local.stand_ins import create_stand_ins
 from pin_pipelines.migrations import migrate
 from pin_pipelines_tests.catalogue import Catalogue
+from pin_pipelines_tests.clickhouse import clickhouse, clickhouse_url  # noqa: F401 - fixtures for all tests
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,0 +1,1 @@
+"""The invest-analytics context: the starting price of every property object, for the growth chart."""
