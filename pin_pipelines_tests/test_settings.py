@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
-from pin_pipelines.settings import Settings, SettingsError, load_settings
+from pin_pipelines.settings import Settings, SettingsError, load_clickhouse_settings, load_settings
 
 URLS = {
     "PIN_POSTGRES_URL": "postgresql://pipeline:s3cret@db/pin",
@@ -41,6 +42,7 @@ def test_defaults_are_those_of_the_spec() -> None:
         ("PIN_POPULARITY_BATCH_SIZE", 10_000),
         ("PIN_POPULARITY_MAX_RUN_DURATION_SECONDS", 86_400),
         ("PIN_POPULARITY_WORKERS", 16),
+        ("PIN_BACKFILL_BATCH_SIZE", 1000),
     ],
 )
 def test_number_that_is_out_of_bounds_or_none_is_refused(
@@ -63,6 +65,13 @@ def test_number_that_is_out_of_bounds_or_none_is_refused(
         ("PIN_POPULARITY_SINGLE_FLIGHT", "maybe", "true or false"),
         ("PIN_POPULARITY_FIRST_DATE", "yesterday", "a date such as 2026-01-31, not in the future"),
         ("PIN_POPULARITY_FIRST_DATE", "9999-01-01", "a date such as 2026-01-31, not in the future"),
+        ("PIN_CLICKHOUSE_CLUSTER", "x' SYNC", "a cluster's name of letters, digits and any of _ - . { }"),
+        ("PIN_TALENT_PATH", "prices", "a path that starts with /, without query or fragment"),
+        ("PIN_TALENT_PATH", "/prices?take=1", "a path that starts with /, without query or fragment"),
+        ("PIN_TALENT_PATH", "", "a path that starts with /, without query or fragment"),
+        ("PIN_RUB_CURRENCY_ID", "RUB", "a UUID"),
+        ("PIN_BACKFILL_FROM", "flat 7", "a UUID"),
+        ("PIN_BACKFILL_TO", "flat 7", "a UUID that is not below PIN_BACKFILL_FROM"),
     ],
 )
 def test_other_bad_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str, allowed: str) -> None:
@@ -85,9 +94,23 @@ def test_missing_url_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> Non
     [
         ("PIN_DAGSTER_POSTGRES_URL", "postgresql://dagster:s3cret@db/dagster"),
         ("PIN_POSTGRES_URL", "postgresql+psycopg2://pipeline:s3cret@db/pin"),
+        ("PIN_POSTGRES_URL", "postgresql://pipeline:more@s3cret@db/pin"),
+        ("PIN_POSTGRES_URL", "postgresql://pipeline:s3cret@db:port/pin"),
+        ("PIN_CLICKHOUSE_URL", "clickhouse://pipeline:s3cret@ch/pin"),
+        ("PIN_CLICKHOUSE_URL", "https://:s3cret@"),
+        ("PIN_CLICKHOUSE_URL", "https://pipeline:s3cret@ch:port"),
+        ("PIN_CLICKHOUSE_URL", "chdb://s3cret"),
+        ("PIN_CLICKHOUSE_URL", "chdb:///"),
+        ("PIN_TALENT_BASE_URL", "talent.example/s3cret"),
+        ("PIN_TALENT_BASE_URL", "ftp://talent.example/s3cret"),
+        ("PIN_TALENT_BASE_URL", "https://pipeline:s3cret@talent.example"),
+        ("PIN_TALENT_BASE_URL", "https://talent.example/?key=s3cret"),
+        ("PIN_TALENT_BASE_URL", "https://talent.example/#s3cret"),
+        ("PIN_TALENT_TOKEN", "s3cret\n"),
+        ("PIN_TALENT_TOKEN", "s3cret s3cret"),
     ],
 )
-def test_url_of_the_wrong_scheme_is_refused_without_showing_it(
+def test_secret_that_cannot_be_used_is_refused_without_showing_it(
     monkeypatch: pytest.MonkeyPatch, name: str, url: str
 ) -> None:
     monkeypatch.setenv(name, url)
@@ -96,6 +119,74 @@ def test_url_of_the_wrong_scheme_is_refused_without_showing_it(
     assert name in str(refusal.value)
     assert "s3cret" not in str(refusal.value)
     assert "s3cret" not in repr(refusal.value.__context__)
+
+
+def test_everything_but_the_backfill_needs_none_of_its_variables() -> None:
+    settings = load_settings()
+    assert settings.talent_path == "/api/v1/property-object-prices"
+    assert settings.backfill_batch_size == 1000
+    assert (settings.backfill_from, settings.backfill_to) == (None, None)
+    with pytest.raises(SettingsError) as refusal:
+        settings.for_backfill()
+    assert [line.split(" is not set; it must be ")[0] for line in str(refusal.value).splitlines()] == [
+        "PIN_CLICKHOUSE_URL",
+        "PIN_TALENT_BASE_URL",
+        "PIN_TALENT_TOKEN",
+        "PIN_RUB_CURRENCY_ID",
+    ]
+
+
+BACKFILL = {
+    "PIN_CLICKHOUSE_URL": "https://pipeline:s3cret@ch:8443",
+    "PIN_TALENT_BASE_URL": "https://talent.example/gateway",
+    "PIN_TALENT_TOKEN": "s3cret",
+    "PIN_RUB_CURRENCY_ID": "00000000-0000-4000-8000-000000000643",
+}
+
+
+def test_backfill_has_what_it_needs_when_all_of_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in BACKFILL.items():
+        monkeypatch.setenv(name, value)
+    needed = load_settings().for_backfill()
+    assert needed.clickhouse_url.get_secret_value() == "https://pipeline:s3cret@ch:8443"
+    assert needed.talent_base_url.get_secret_value() == "https://talent.example/gateway"
+    assert needed.talent_token.get_secret_value() == "s3cret"
+    assert needed.rub_currency_id == UUID("00000000-0000-4000-8000-000000000643")
+    assert "s3cret" not in repr(needed) + repr(load_settings())
+
+
+@pytest.mark.parametrize("name", list(BACKFILL))
+def test_empty_variable_of_the_backfill_counts_as_missing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for each, value in BACKFILL.items():
+        monkeypatch.setenv(each, "" if each == name else value)
+    with pytest.raises(SettingsError, match=f"^{name} is not set"):
+        load_settings().for_backfill()
+
+
+@pytest.mark.parametrize("url", ["http://ch", "https://pipeline:s3cret@ch:8443/pin", "chdb:///var/lib/pin/clickhouse"])
+def test_clickhouse_may_be_a_server_or_a_folder_and_is_read_without_the_rest(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    for name in URLS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIN_CLICKHOUSE_URL", url)
+    monkeypatch.setenv("PIN_CLICKHOUSE_CLUSTER", "{cluster}")
+    settings = load_clickhouse_settings()
+    assert settings.clickhouse_url is not None
+    assert settings.clickhouse_url.get_secret_value() == url
+    assert settings.clickhouse_cluster == "{cluster}"
+
+
+def test_range_that_ends_before_it_begins_is_refused_with_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower, upper = "0000000b-0000-4000-8000-000000000000", "0000000A-0000-4000-8000-000000000000"
+    monkeypatch.setenv("PIN_BACKFILL_FROM", lower)
+    monkeypatch.setenv("PIN_BACKFILL_TO", lower)
+    assert load_settings().backfill_to == UUID(lower)
+    monkeypatch.setenv("PIN_BACKFILL_TO", upper)
+    with pytest.raises(SettingsError) as refusal:
+        load_settings()
+    assert f"PIN_BACKFILL_TO: '{upper}' is not allowed" in str(refusal.value)
+    assert f"it is below PIN_BACKFILL_FROM, {lower}" in str(refusal.value)
 
 
 def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
