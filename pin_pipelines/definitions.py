@@ -6,6 +6,8 @@ from typing import Any
 import dagster as dg
 
 from pin_pipelines.catalog.defs import build_defs as build_catalog_defs
+from pin_pipelines.invest_analytics.defs import build_defs as build_invest_analytics_defs
+from pin_pipelines.invest_analytics.defs.resources import build_resources
 from pin_pipelines.resources.postgres import PostgresResource
 from pin_pipelines.settings import Settings, load_settings
 
@@ -22,12 +24,16 @@ def build_definitions(settings: Settings | None = None, resources: Mapping[str, 
     """
     settings = settings or load_settings()
     shared = dg.Definitions(
-        # The variable's name, not its value, is what Dagster stores and shows.
-        resources={"postgres": PostgresResource(url=dg.EnvVar("PIN_POSTGRES_URL")), **(resources or {})},
+        resources={
+            # The variable's name, not its value, is what Dagster stores and shows.
+            "postgres": PostgresResource(url=dg.EnvVar("PIN_POSTGRES_URL")),
+            **build_resources(settings),
+            **(resources or {}),
+        },
         # One op does all the work of a run: a process of its own for each check would only cost time.
         executor=dg.in_process_executor,
     )
-    return dg.Definitions.merge(shared, build_catalog_defs(settings))
+    return dg.Definitions.merge(shared, build_catalog_defs(settings), build_invest_analytics_defs(settings))
 
 
 @dg.definitions

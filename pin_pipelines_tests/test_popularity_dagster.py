@@ -621,6 +621,10 @@ def test_graph_has_these_assets_jobs_schedules_sensors_and_checks(definitions: d
         "catalog/popularity_daily_views",
         "catalog/property_object_popularity",
         "catalog/project_popularity",
+        "talent/property_object_prices",
+        "chessboard/property_object_price_changed",
+        "pin_analytics/property_object_price_history_facts",
+        "pin_analytics/property_object_price_daily",
     }
     assert {f"{key.asset_key.to_user_string()}:{key.name}" for key in graph.asset_check_keys} == {
         "catalog/popularity_daily_views:every_card_has_a_snapshot",
@@ -628,13 +632,25 @@ def test_graph_has_these_assets_jobs_schedules_sensors_and_checks(definitions: d
         "catalog/project_popularity:scores_equal_reference",
         "catalog/property_object_popularity:full_run_within_26_hours",
         "catalog/property_object_popularity:scores_within_30_hours",
+        "pin_analytics/property_object_price_history_facts:one_row_per_processed_object",
+        "pin_analytics/property_object_price_history_facts:duplicates_are_collapsible",
+        "pin_analytics/property_object_price_history_facts:no_rejected_rows",
+        "pin_analytics/property_object_price_history_facts:old_price_is_null",
     }
-    assert set(repository.job_names) == {"popularity_recompute", "popularity_freshness", "__ASSET_JOB"}
+    assert set(repository.job_names) == {
+        "popularity_recompute",
+        "popularity_freshness",
+        "price_history_backfill",
+        "__ASSET_JOB",
+    }
     assert {schedule.name for schedule in repository.schedule_defs} == {
         "popularity_recompute_nightly",
         "popularity_freshness_hourly",
     }
-    assert {sensor.name for sensor in repository.sensor_defs} == {"popularity_run_watchdog"}
+    assert {sensor.name for sensor in repository.sensor_defs} == {
+        "popularity_run_watchdog",
+        "price_history_backfill_sensor",
+    }
 
 
 def test_everything_in_the_graph_is_described_and_owned(definitions: dg.Definitions) -> None:
@@ -651,7 +667,7 @@ def test_everything_in_the_graph_is_described_and_owned(definitions: dg.Definiti
         assert each.description
         assert each.owners
         assert each.default_status.value == "RUNNING"
-    for name in ("popularity_recompute", "popularity_freshness"):
+    for name in ("popularity_recompute", "popularity_freshness", "price_history_backfill"):
         job = definitions.resolve_job_def(name)
         assert job.description
         assert job.owners
@@ -665,6 +681,8 @@ def test_lineage_starts_at_the_source(definitions: dg.Definitions) -> None:
     }
     source = "user_activity/property_object_view_ended"
     cards, projects = "catalog/property_object_cards", "catalog/project_cards"
+    prices, changes = "talent/property_object_prices", "chessboard/property_object_price_changed"
+    facts = "pin_analytics/property_object_price_history_facts"
     assert parents == {
         source: set(),
         cards: {source},
@@ -672,6 +690,10 @@ def test_lineage_starts_at_the_source(definitions: dg.Definitions) -> None:
         "catalog/popularity_daily_views": {cards, projects},
         "catalog/property_object_popularity": {"catalog/popularity_daily_views", cards},
         "catalog/project_popularity": {"catalog/popularity_daily_views", projects},
+        prices: set(),
+        changes: set(),
+        facts: {prices, changes},
+        "pin_analytics/property_object_price_daily": {facts},
     }
 
 

@@ -1,19 +1,15 @@
 """The popularity assets: three tables written in one transaction a batch, so one op makes them all."""
 
-import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
-from logging.handlers import QueueHandler, QueueListener
-from queue import SimpleQueue
 from uuid import UUID
 
 import dagster as dg
 from pydantic import Field
 
 from pin_pipelines.catalog import report
-from pin_pipelines.catalog.ledger import Connection, RunKind
+from pin_pipelines.catalog.ledger import RunKind
 from pin_pipelines.catalog.partitions import History, RunDateRefusedError, decide
 from pin_pipelines.catalog.recompute import (
     NoKnownCardsError,
@@ -24,7 +20,10 @@ from pin_pipelines.catalog.recompute import (
     recompute,
 )
 from pin_pipelines.catalog.tables import SNAPSHOTS, CardKind
+from pin_pipelines.database import Connection
 from pin_pipelines.resources.postgres import PostgresResource
+from pin_pipelines.resources.run_logging import logging_aside
+from pin_pipelines.resources.runs import within
 from pin_pipelines.settings import MAX_BATCH_SIZE, MAX_RUN_DURATION_SECONDS, Settings
 
 GROUP = "catalog_popularity"
@@ -123,7 +122,7 @@ def build_popularity_assets(settings: Settings) -> dg.AssetsDefinition:
             if isinstance(work, History):
                 _observe_history(context, run_date, work)
                 return
-            with _logging_aside(context.log) as logger:
+            with logging_aside(context.log, "popularity") as logger:
                 summary = recompute(
                     postgres.connect,
                     run_id=context.run.run_id,
@@ -151,35 +150,6 @@ def build_popularity_assets(settings: Settings) -> dg.AssetsDefinition:
             yield from materialize_results(connection, summary)
 
     return recompute_popularity
-
-
-class _HandOn(logging.Handler):
-    """Passes lines on to another logger."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        super().__init__()
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """See ``logging.Handler``."""
-        self._log.log(record.levelno, record.getMessage())
-
-
-@contextmanager
-def _logging_aside(log: logging.Logger) -> Iterator[logging.Logger]:
-    """A logger whose lines are passed on by a thread of its own; leaving waits for the last of them.
-
-    Dagster writes each line to its storage before it returns, which takes about as long as half a batch.
-    """
-    lines: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    logger = logging.Logger("popularity")
-    logger.addHandler(QueueHandler(lines))
-    listener = QueueListener(lines, _HandOn(log))
-    listener.start()
-    try:
-        yield logger
-    finally:
-        listener.stop()
 
 
 def materialize_results(connection: Connection, summary: Summary) -> Iterator[dg.MaterializeResult[None]]:
@@ -270,27 +240,14 @@ def configured_parameters(settings: Settings) -> Parameters:
 def _parameters(settings: Settings, config: PopularityRunConfig) -> Parameters:
     return replace(
         configured_parameters(settings),
-        batch_size=_within("batch_size", config.batch_size, settings.popularity_batch_size, MAX_BATCH_SIZE),
-        max_run_duration_seconds=_within(
+        batch_size=within("batch_size", config.batch_size, settings.popularity_batch_size, MAX_BATCH_SIZE),
+        max_run_duration_seconds=within(
             "max_run_duration_seconds",
             config.max_run_duration_seconds,
             settings.popularity_max_run_duration_seconds,
             MAX_RUN_DURATION_SECONDS,
         ),
     )
-
-
-def _within(field: str, value: int | None, default: int, maximum: int) -> int:
-    """The Launchpad cannot check ranges, so a run does, before it touches anything."""
-    if value is None:
-        return default
-    if not 1 <= value <= maximum:
-        raise dg.Failure(
-            f"{field}: {value} is not allowed; give a whole number from 1 to {maximum}, or leave it out for the "
-            f"configured {default}",
-            allow_retries=False,
-        )
-    return value
 
 
 def _card_ids(config: PopularityRunConfig) -> list[UUID]:

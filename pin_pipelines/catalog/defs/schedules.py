@@ -1,6 +1,5 @@
 """When the popularity runs, who looks after a run that died, and the hourly look at the age of the scores."""
 
-import warnings
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any
@@ -14,23 +13,13 @@ from pin_pipelines.catalog.defs.checks import FRESHNESS_SPECS
 from pin_pipelines.catalog.ledger import LiveRun, RunKind, close_dead_runs, live_runs
 from pin_pipelines.database import Connection
 from pin_pipelines.resources.postgres import PostgresResource
-
-# Owners of schedules and sensors are new in Dagster; an operator wants to see them, and the version is pinned.
-warnings.filterwarnings("ignore", message="Parameter `owners` of ", category=dg.BetaWarning)
+from pin_pipelines.resources.runs import UNFINISHED, makes_any
 
 RECOMPUTE_JOB = "popularity_recompute"
 
 # How long a run may be STARTED without a row in the ledger (its process loads the code), and how long it may
 # stay STARTED after its row is closed (the checks run).
 _WITHOUT_LOCK_SECONDS = 600
-
-_UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 
 
 def build_recompute_job(data_checks: Sequence[dg.AssetChecksDefinition]) -> Any:
@@ -125,7 +114,7 @@ def end_dead_runs(instance: dg.DagsterInstance, connection: Connection) -> list[
     records = [
         record
         for record in instance.get_run_records(filters)
-        if _is_popularity_run(record.dagster_run) and record.dagster_run.run_id not in alive
+        if makes_any(record.dagster_run, ASSET_KEYS, job_name=RECOMPUTE_JOB) and record.dagster_run.run_id not in alive
     ]
     ended_for = _seconds_since_end(connection, [record.dagster_run.run_id for record in records])
     ended = []
@@ -152,8 +141,8 @@ def _in_progress(instance: dg.DagsterInstance, connection: Connection, night: da
     alive = [run for run in live_runs(connection) if run.run_kind is not RunKind.REBUILD]
     if alive:
         return _describe_alive(alive[0])
-    filters = dg.RunsFilter(statuses=_UNFINISHED, tags={"dagster/partition": night.isoformat()})
-    launched = [run.run_id for run in instance.get_runs(filters) if _is_popularity_run(run)]
+    filters = dg.RunsFilter(statuses=UNFINISHED, tags={"dagster/partition": night.isoformat()})
+    launched = [run.run_id for run in instance.get_runs(filters) if makes_any(run, ASSET_KEYS, job_name=RECOMPUTE_JOB)]
     return f"Run {launched[0]} of partition {night} is launched already." if launched else None
 
 
@@ -161,8 +150,3 @@ def _describe_alive(run: LiveRun) -> str:
     return (
         f"Run {run.run_id} of {run.run_date} is in progress since {run.started_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC."
     )
-
-
-def _is_popularity_run(run: dg.DagsterRun) -> bool:
-    """Whatever launched it: the UI's «Materialize» and backfills run an implicit job, without this job's name."""
-    return run.job_name == RECOMPUTE_JOB or not set(ASSET_KEYS).isdisjoint(run.asset_selection or ())

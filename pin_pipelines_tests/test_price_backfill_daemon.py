@@ -1,0 +1,99 @@
+"""The backfill under Dagster's own daemon: the sensor's ticks, the launcher, and runs that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from pin_pipelines.invest_analytics import facts
+from pin_pipelines.invest_analytics.checkpoints import CheckpointStatus
+from pin_pipelines.invest_analytics.defs.sensor import BACKFILL_JOB, BACKFILL_SENSOR
+from pin_pipelines.local.ownership import MARK, end_marked_processes
+from pin_pipelines.local.talent import TalentStandIn
+from pin_pipelines_tests.conftest import PROJECT_ROOT
+from pin_pipelines_tests.price_backfill import Backfill, object_id, prices
+from pin_pipelines_tests.price_backfill_dagster import configure, let_pass, switch
+from pin_pipelines_tests.stack import wait_for
+
+OBJECTS = 60
+KILLS = 2
+
+
+@contextmanager
+def daemon(tmp_path: Path) -> Iterator[None]:
+    """Dagster's daemon as the environment has it; gone with all that it started."""
+    with (
+        (tmp_path / "daemon.log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "dagster._daemon", "run", "-w", str(PROJECT_ROOT / "workspace.yaml")],
+            env=os.environ | {MARK: str(tmp_path)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ),
+    ):
+        try:
+            yield
+        finally:
+            end_marked_processes(tmp_path)
+
+
+def make_due(instance: dg.DagsterInstance) -> None:
+    """As if the sensor's last tick were long ago: the daemon evaluates it at its next look."""
+    for state in instance.all_instigator_state():
+        if state.instigator_name == BACKFILL_SENSOR and state.instigator_data is not None:
+            data = state.instigator_data._replace(last_tick_timestamp=0.0, last_tick_start_timestamp=0.0)
+            instance.update_instigator_state(state.with_data(data))
+
+
+def processed(backfill: Backfill) -> int:
+    return sum(row.processed_property_object_count for row in backfill.checkpoints())
+
+
+def test_killed_runs_end_as_failed_and_the_sensor_s_next_ones_go_on_until_every_object_has_one_row(
+    instance: dg.DagsterInstance,
+    database_url: str,
+    clickhouse_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backfill = Backfill(database_url, clickhouse_url)
+    with backfill.clickhouse() as client:
+        facts.create(client, None)
+
+    def statuses() -> list[dg.DagsterRunStatus]:
+        """Of the runs, the oldest first."""
+        return [run.status for run in instance.get_runs(dg.RunsFilter(job_name=BACKFILL_JOB))][::-1]
+
+    switch(backfill, on=True)
+    monkeypatch.setenv("PIN_BACKFILL_FROM", str(object_id(1)))
+    monkeypatch.setenv("PIN_BACKFILL_TO", str(object_id(OBJECTS)))
+    monkeypatch.setenv("PIN_BACKFILL_BATCH_SIZE", "5")
+    with TalentStandIn(objects=prices(OBJECTS), latency=0.5) as talent:
+        configure(monkeypatch, clickhouse_url, talent)
+        with daemon(tmp_path):
+            done = 0
+            for kill in range(1, KILLS + 1):
+                wait_for(lambda seen=done: processed(backfill) > seen, 90)  # type: ignore[misc]
+                # The embedded engine writes down who has its folder open.
+                holder = int((tmp_path / "clickhouse" / "status").read_text().split()[1])
+                os.kill(holder, signal.SIGKILL)
+                assert statuses() == [dg.DagsterRunStatus.FAILURE] * (kill - 1) + [dg.DagsterRunStatus.STARTED]
+                done = processed(backfill)
+                let_pass(backfill, timedelta(minutes=16))
+                make_due(instance)
+            wait_for(lambda: statuses()[-1] is dg.DagsterRunStatus.SUCCESS, 90)
+
+    assert statuses() == [dg.DagsterRunStatus.FAILURE] * KILLS + [dg.DagsterRunStatus.SUCCESS]
+    (row,) = backfill.checkpoints()
+    assert (row.status, row.processed_property_object_count) == (CheckpointStatus.COMPLETED, OBJECTS)
+    assert [fact["PropertyObjectId"] for fact in backfill.merged()] == [object_id(n) for n in range(1, OBJECTS + 1)]
