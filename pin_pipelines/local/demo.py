@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import dagster as dg
 import psycopg
-from dagster_shared.error import SerializableErrorInfo
 from psycopg.rows import dict_row
 
 from pin_pipelines.catalog import statements
@@ -21,6 +20,7 @@ from pin_pipelines.catalog.recompute import Parameters, Summary, recompute
 from pin_pipelines.catalog.tables import LEDGER, SNAPSHOTS, CardKind
 from pin_pipelines.database import Connect, fetch_one
 from pin_pipelines.definitions import build_definitions
+from pin_pipelines.execution import execute
 from pin_pipelines.local.demo_data import Catalogue, advance_a_little, advance_to, find_catalogue, make_catalogue
 from pin_pipelines.local.errors import LocalStackError
 from pin_pipelines.settings import Settings
@@ -132,20 +132,9 @@ def run_today(instance: dg.DagsterInstance, connect: Connect, settings: Settings
         KeyboardInterrupt: the run was interrupted.
     """
     job = build_definitions(settings).resolve_job_def(JOB)
-    result = job.execute_in_process(
-        partition_key=today.isoformat(),
-        instance=instance,
-        raise_on_error=False,
-        # Dagster's debug lines would go through the progress bars; the run's own lines are in its history.
-        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-    )
-    errors = [_innermost(error) for event in result.all_events if event.is_failure and (error := _error_of(event))]
-    if any(error.cls_name == dg.DagsterExecutionInterruptedError.__name__ for error in errors):
-        # Dagster took the signal for itself, and has written down that the run failed of it.
-        raise KeyboardInterrupt
-    # The step's comes first; the run's says the same again.
-    message = errors[0].message.strip() if errors else "its history in Dagster says why"
-    return Outcome(result.run_id, _ledger_row(connect, result.run_id), None if result.success else message)
+    execution = execute(job, instance, run_config={}, partition_key=today.isoformat())
+    run_id = execution.result.run_id
+    return Outcome(run_id, _ledger_row(connect, run_id), execution.failure)
 
 
 def cards_to_score(connect: Connect) -> int:
@@ -175,17 +164,6 @@ def most_popular(connect: Connect, kind: CardKind, limit: int) -> list[Popular]:
             [limit],
         )
         return [Popular(*row) for row in rows]
-
-
-def _error_of(event: dg.DagsterEvent) -> SerializableErrorInfo | None:
-    if event.is_step_failure:
-        return event.step_failure_data.error
-    return event.job_failure_data.error if event.is_job_failure else None
-
-
-def _innermost(error: SerializableErrorInfo) -> SerializableErrorInfo:
-    """What was raised, without what Dagster says about it."""
-    return _innermost(error.cause) if error.cause else error
 
 
 def _report_night(instance: dg.DagsterInstance, connect: Connect, summary: Summary) -> None:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from dagster import DagsterInstance
-
 from pin_pipelines.local.errors import LocalStackError
 from pin_pipelines.local.stack import LocalStack
 
@@ -59,9 +57,6 @@ def find_port(port: int) -> int:
 
 def start_servers(stack: LocalStack, port: int) -> list[Server]:
     """Start webserver and daemon."""
-    # Whoever comes first makes Dagster's tables; two at the same time would get in each other's way.
-    with DagsterInstance.get():
-        pass
     return [
         _start(stack, "webserver", ["dagster_webserver", "-h", HOST, "-p", str(port)]),
         _start(stack, "daemon", ["dagster._daemon", "run"]),
