@@ -19,6 +19,8 @@ from pin_pipelines.local.stand_ins import create_stand_ins
 from pin_pipelines.migrations import migrate
 from pin_pipelines_tests.catalogue import Catalogue
 from pin_pipelines_tests.clickhouse import clickhouse, clickhouse_url  # noqa: F401 - fixtures for all tests
+from pin_pipelines_tests.clickhouse_front import ClickHouseFront
+from pin_pipelines_tests.price_backfill import Backfill
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,6 +73,19 @@ def database_url(postgres: EmbeddedPostgres, template: str, new_database: Callab
 @pytest.fixture
 def catalogue(database_url: str) -> Catalogue:
     return Catalogue(database_url)
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[ClickHouseFront]:
+    """ClickHouse's HTTP protocol over an empty engine."""
+    with ClickHouseFront(tmp_path / "clickhouse") as front:
+        yield front
+
+
+@pytest.fixture
+def fronted(database_url: str, front: ClickHouseFront) -> Backfill:
+    """The price history backfill, through that protocol."""
+    return Backfill(database_url, front.url).furnish()
 
 
 @pytest.fixture

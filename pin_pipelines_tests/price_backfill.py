@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 from uuid import UUID, uuid4
 
 import psycopg
@@ -101,6 +101,12 @@ class Backfill:
         with self.connect() as connection:
             cursor = connection.execute(statement, parameters)
             return cursor.fetchall() if cursor.description else []
+
+    def furnish(self) -> Self:
+        """Make the fact table."""
+        with self.clickhouse() as client:
+            facts.create(client, None)
+        return self
 
     @contextmanager
     def clickhouse(self) -> Iterator[Client]:

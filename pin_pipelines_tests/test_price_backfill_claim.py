@@ -32,6 +32,11 @@ from pin_pipelines_tests.brakes import until
 from pin_pipelines_tests.price_backfill import EVERYTHING, Backfill, object_id
 from pin_pipelines_tests.processes import background
 
+# When each statement began that waits for a lock now.
+WAITING = (
+    "SELECT query_start FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database() "
+    "AND application_name LIKE 'price backfill%%'"
+)
 REJECT = BadRow(object_id(2), "areaTotal = 0: must be above 0", '{"areaTotal": 0.10, "note": "\\u0000"}')
 
 
@@ -220,7 +225,10 @@ def test_run_id_begins_one_range_only(backfill: Backfill) -> None:
 
 
 @pytest.mark.parametrize("status", ["Running", "Failed"])
-def test_claim_is_not_granted_while_a_stranger_holds_the_row(backfill: Backfill, status: str) -> None:
+def test_claim_is_refused_at_once_while_a_stranger_holds_the_row(
+    backfill: Backfill, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    monkeypatch.setattr(checkpoints, "LOCK_TIMEOUT_SECONDS", 600)
     with taken(backfill) as claim:
         if status == "Failed":
             claim.fail("for a test")
@@ -231,27 +239,40 @@ def test_claim_is_not_granted_while_a_stranger_holds_the_row(backfill: Backfill,
     assert take(backfill)
 
 
+INSERT = (
+    f"INSERT INTO {CHECKPOINTS} (id, status, from_property_object_id, to_property_object_id, batch_size, last_run_id) "
+    "VALUES (%s, 'Running', %s, %s, 1, 'by hand')"
+)
+
+
 @pytest.mark.usefixtures("impatient")
 def test_claim_is_not_granted_while_somebody_else_inserts_the_range(backfill: Backfill) -> None:
     with backfill.connect() as other:
-        other.execute(
-            f"INSERT INTO {CHECKPOINTS} (id, status, batch_size, last_run_id) VALUES (%s, 'Running', 1, 'other')",
-            [uuid4()],
-        )
+        other.execute(INSERT, [uuid4(), None, None])
         assert not take(backfill)
         other.rollback()
     assert take(backfill)
 
 
+def test_claim_that_meets_the_insert_of_another_leaves_the_range_to_it(
+    backfill: Backfill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "LOCK_TIMEOUT_SECONDS", 60)
+    with backfill.connect() as other:
+        other.execute(INSERT, [uuid4(), None, None])
+        with background(partial(take, backfill)) as (claim,):
+            until(lambda: backfill.execute(WAITING), "the claim to wait for the other's insert")
+            other.commit()
+            assert not claim.result()
+    (row,) = backfill.checkpoints()
+    assert row.last_run_id == "by hand"
+
+
 def test_two_running_rows_of_a_range_are_impossible_open_ends_included(backfill: Backfill) -> None:
-    insert = (
-        f"INSERT INTO {CHECKPOINTS} (id, status, from_property_object_id, to_property_object_id, batch_size, "
-        "last_run_id) VALUES (%s, 'Running', %s, %s, 1, 'by hand')"
-    )
     for lower, upper in ((None, None), (object_id(1), None), (None, object_id(1)), (object_id(1), object_id(1))):
-        backfill.execute(insert, uuid4(), lower, upper)
+        backfill.execute(INSERT, uuid4(), lower, upper)
         with pytest.raises(psycopg.errors.UniqueViolation):
-            backfill.execute(insert, uuid4(), lower, upper)
+            backfill.execute(INSERT, uuid4(), lower, upper)
 
 
 # Keeping it
@@ -267,7 +288,8 @@ def test_advance_moves_cursor_counts_and_rejects_together(backfill: Backfill) ->
     assert (row.processed_property_object_count, row.ingested_fact_count, row.rejected_row_count) == (4, 3, 1)
     assert row.version == 3
     assert row.progressed_at is not None
-    assert row.started_at < row.progressed_at <= row.updated_at
+    # Each is a reading of the clock of its own.
+    assert row.started_at < min(row.progressed_at, row.updated_at)
     (reject,) = backfill.rejects()
     assert (reject.checkpoint_id, reject.property_object_id) == (row.id, REJECT.property_object_id)
     assert (reject.reason, reject.payload) == (REJECT.reason, REJECT.payload)
@@ -367,13 +389,12 @@ def test_advance_waits_for_somebody_who_is_looking_at_the_row(
     monkeypatch.setattr(checkpoints, "LOCK_TIMEOUT_SECONDS", 0.05)
     monkeypatch.setattr(checkpoints, "MAX_LOCK_ATTEMPTS", 10_000)
     with taken(backfill) as claim, stranger(backfill) as other:
-        timed_out = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         advance = partial(claim.advance, object_id(1), ingested=1, rejects=[])
         with background(advance) as (advancing,):
             seen: set[object] = set()
 
             def waits_again() -> bool:
-                seen.update(backfill.execute(timed_out.replace("FROM", "query_start FROM", 1)))
+                seen.update(backfill.execute(WAITING))
                 return len(seen) >= 3
 
             until(waits_again, "three attempts at the row")

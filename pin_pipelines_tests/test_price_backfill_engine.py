@@ -65,24 +65,7 @@ FIRST, LAST = UUID(int=0), UUID(int=2**128 - 1)
 
 @pytest.fixture
 def backfill(database_url: str, clickhouse_url: str) -> Backfill:
-    return furnished(Backfill(database_url, clickhouse_url))
-
-
-@pytest.fixture
-def front(tmp_path: Path) -> Iterator[ClickHouseFront]:
-    with ClickHouseFront(tmp_path / "clickhouse") as front:
-        yield front
-
-
-@pytest.fixture
-def fronted(database_url: str, front: ClickHouseFront) -> Backfill:
-    return furnished(Backfill(database_url, front.url))
-
-
-def furnished(backfill: Backfill) -> Backfill:
-    with backfill.clickhouse() as client:
-        facts.create(client, None)
-    return backfill
+    return Backfill(database_url, clickhouse_url).furnish()
 
 
 def numbers(rows: Sequence[Any]) -> list[int]:
@@ -667,7 +650,7 @@ def test_restart_of_postgresql_in_the_middle_stops_the_run_and_the_next_one_comp
     fragile_server: EmbeddedPostgres, clickhouse_url: str, mode: StopMode
 ) -> None:
     fragile_server.ensure_database(mode)
-    backfill = furnished(Backfill(fragile_server.url(mode), clickhouse_url))
+    backfill = Backfill(fragile_server.url(mode), clickhouse_url).furnish()
     migrate(backfill.url)
 
     def restart_at_the_third(asked: int) -> None:

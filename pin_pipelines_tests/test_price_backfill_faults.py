@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,23 +36,6 @@ OBJECTS = [str(object_id(n)) for n in range(1, 21)]
 def talent() -> Iterator[TalentStandIn]:
     with TalentStandIn(objects=prices(len(OBJECTS))) as talent:
         yield talent
-
-
-@pytest.fixture
-def front(tmp_path: Path) -> Iterator[ClickHouseFront]:
-    with ClickHouseFront(tmp_path / "clickhouse") as front:
-        yield front
-
-
-@pytest.fixture
-def fronted(database_url: str, front: ClickHouseFront) -> Backfill:
-    return furnished(Backfill(database_url, front.url))
-
-
-def furnished(backfill: Backfill) -> Backfill:
-    with backfill.clickhouse() as client:
-        facts.create(client, None)
-    return backfill
 
 
 def stored(backfill: Backfill) -> set[str]:
@@ -262,7 +244,7 @@ def test_interrupted_run_finishes_the_page_in_hand_and_leaves_the_range_to_be_re
 def test_of_processes_that_run_at_once_one_loads_and_the_others_end_as_no_ops(
     database_url: str, clickhouse_url: str, talent: TalentStandIn, instances: int
 ) -> None:
-    backfill, gate = furnished(Backfill(database_url, clickhouse_url)), threading.Event()
+    backfill, gate = Backfill(database_url, clickhouse_url).furnish(), threading.Event()
 
     def wait_at_the_gate(handler: Any, page: bytes) -> None:
         gate.wait(60)
@@ -289,7 +271,7 @@ def test_a_hundred_random_kills_in_a_row_leave_one_visible_row_an_object_and_tru
     database_url: str, clickhouse_url: str
 ) -> None:
     chance = random.Random(3)
-    backfill = furnished(Backfill(database_url, clickhouse_url))
+    backfill = Backfill(database_url, clickhouse_url).furnish()
     objects = [str(object_id(n)) for n in range(1, 401)]
     reached: Counter[int] = Counter()
     with TalentStandIn(objects=prices(len(objects))) as talent, ExitStack() as stack:
@@ -298,10 +280,10 @@ def test_a_hundred_random_kills_in_a_row_leave_one_visible_row_an_object_and_tru
             child, ready = ready, stack.enter_context(Child(backfill, talent))
             asked = len(talent.requests)
             # Before it has claimed anything, or at any moment of one of its first pages.
-            pages = chance.randrange(6)
+            pages = chance.randrange(5)
             child.go()
             until(partial(has_asked, talent, asked + pages, child), "pages to be asked for")
-            time.sleep(chance.uniform(0, 0.5 if pages == 0 else 0.03))
+            time.sleep(chance.uniform(0, 0.4 if pages == 0 else 0.03))
             child.kill()
             reached[len(talent.requests) - asked] += 1
             until(lambda: not is_alive(backfill), "the claim to be free")

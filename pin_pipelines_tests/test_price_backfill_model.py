@@ -7,9 +7,8 @@ checkpoints and the fact table must hold after each step, to the last count.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -362,19 +361,11 @@ def store_and_answer(insert: Insert) -> None:
     insert.answer(insert.store())
 
 
-@pytest.fixture
-def front(tmp_path: Path) -> Iterator[ClickHouseFront]:
-    with ClickHouseFront(tmp_path / "clickhouse") as front:
-        yield front
-
-
 @pytest.mark.timeout(600)
 def test_any_history_of_runs_leaves_checkpoints_and_facts_as_the_model_says(
     database_url: str, front: ClickHouseFront
 ) -> None:
-    backfill = Backfill(database_url, front.url)
-    with backfill.clickhouse() as client:
-        facts.create(client, None)
+    backfill = Backfill(database_url, front.url).furnish()
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         lambda: BackfillHistory(backfill, front),
         settings=settings(

@@ -11,7 +11,7 @@ Every SQL statement of the backfill is in here. Times are the database's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -402,17 +402,18 @@ class Claim:
     def _refuse_pooler(self) -> None:
         """Find out whether each transaction may land on another server connection, before anything is left on one."""
         mine = _backend_pid(self._connection)
-        with ExitStack() as stack:
-            # Where mine is shared, another one is given it, unless it is given one that is idle. Both are seen only
-            # while those others keep their transactions open; and the pool may have no more to answer mine with.
-            others = (stack.enter_context(self._connect()) for _ in range(_POOLER_PROBES))
-            pooled = any(_backend_pid(other) == mine for other in others) or self._moves_from(mine)
-        if pooled or self._moves_from(mine):
+        # A pool hands out the connection that was used last, which another client is given then, or each in turn. Only
+        # one other at a time: a small pool in session mode has no more, and would let them wait.
+        if any(self._is_given_to_another(mine) or self._moves_from(mine) for _ in range(_POOLER_PROBES)):
             raise PooledConnectionError(
                 "PostgreSQL is reached through a connection pooler in transaction mode: the claim on the range would "
                 "stay on a connection that others are given. Connect the backfill to PostgreSQL itself, or to a pool "
                 "in session mode"
             )
+
+    def _is_given_to_another(self, pid: int) -> bool:
+        with self._connect() as other:
+            return _backend_pid(other) == pid
 
     def _moves_from(self, pid: int) -> bool:
         return any(_backend_pid(self._connection) != pid for _ in range(_POOLER_PROBES))
@@ -482,7 +483,10 @@ class Claim:
 
 
 def _backend_pid(connection: Connection) -> int:
-    return int(fetch_one(connection, "SELECT pg_backend_pid()")[0])
+    # Not prepared: in transaction mode the next time may be on a connection that knows of no such statement.
+    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
+    return int(row[0])
 
 
 def _reject(checkpoint_id: UUID, row: BadRow) -> dict[str, Any]:

@@ -13,7 +13,14 @@ class PostgresResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     url: str = Field(description="`postgresql://…`; give it by environment variable, it carries a password.")
 
     def connect(self) -> psycopg.Connection[Any]:
-        """A new connection. The ledger's keeps its locks only as long as the host lives: keep-alive is set low."""
+        """A new connection. Locks of a session are to last only as long as its host lives: keep-alive is set low."""
         return psycopg.connect(
-            self.url, connect_timeout=10, keepalives=1, keepalives_idle=10, keepalives_interval=5, keepalives_count=3
+            self.url,
+            connect_timeout=10,
+            keepalives=1,
+            keepalives_idle=10,
+            keepalives_interval=5,
+            keepalives_count=3,
+            # Keep-alive says nothing while something that was sent waits to be acknowledged (milliseconds).
+            tcp_user_timeout=30_000,
         )
