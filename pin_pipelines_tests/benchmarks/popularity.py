@@ -9,11 +9,9 @@ must be identical. Ratios compare whole runs, retention and ANALYZE included; th
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +36,8 @@ from pin_pipelines_tests.benchmarks.contestants import (
     row_by_row,
 )
 from pin_pipelines_tests.benchmarks.measuring import Consumer, percentile, server_cpu_seconds
+from pin_pipelines_tests.benchmarks.processes import fresh_process
+from pin_pipelines_tests.benchmarks.report import Target, figures_table, milliseconds, targets_table
 
 ROW_BY_ROW = "(a) row by row"
 LIMITS = {
@@ -82,21 +82,6 @@ class Result:
     fingerprint: Fingerprint
     waits: Sequence[float] = ()
     """How long each update of the consumer took."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Something to reach, and what was measured."""
-
-    name: str
-    limit: float
-    measured: float
-    unit: str = ""
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
 
 Results = Mapping[str, Result]
@@ -159,7 +144,7 @@ class Arena:
         catalogue.drop_database(self._server, _COPY)
 
     def _run(self, job: Job, url: str, name: str, *, consumed: bool = False) -> Result:
-        with console.status(name), psycopg.connect(url, autocommit=True) as connection, _fresh_process() as process:
+        with console.status(name), psycopg.connect(url, autocommit=True) as connection, fresh_process(ready) as process:
             connection.execute("CHECKPOINT")
             before, cpu_before = _wal_position(connection), server_cpu_seconds(self._data_dir)
             waits: Sequence[float] = ()
@@ -199,7 +184,7 @@ def main(
     console.print(_cost_table(results))
     if growth:
         console.print(_growth_table(growth))
-    console.print(_targets_table([*_targets(results, numbers), *_growth_targets(growth)]))
+    console.print(targets_table([*_targets(results, numbers), *_growth_targets(growth)]))
     console.print(f"Ratios and targets are of whole runs. Settings: {settings}.", highlight=False)
 
 
@@ -220,14 +205,6 @@ def _server() -> Iterator[tuple[EmbeddedPostgres, Path]]:
             yield server, data_dir
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _fresh_process() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        # Started, with its imports done, before anything is measured.
-        process.submit(ready).result()
-        yield process
 
 
 def _wal_position(connection: psycopg.Connection[tuple[int]]) -> int:
@@ -288,7 +265,7 @@ def _growth_targets(growth: Mapping[Size, Result]) -> Iterator[Target]:
 
 
 def _speed_table(results: Results, size: Size) -> Table:
-    table = _table(
+    table = figures_table(
         f"{size.cards:,} property objects, {size.projects:,} projects, {size.days} nights: seconds and ratios",
         *("total", "pass", "upkeep", "CPU", "cards/s", "of (b)", "pass of (b)", "CPU of (b)", "faster than (a)"),
     )
@@ -311,7 +288,7 @@ def _speed_table(results: Results, size: Size) -> Table:
 
 
 def _cost_table(results: Results) -> Table:
-    table = _table(
+    table = figures_table(
         "Milliseconds that a batch holds its locks; MB; scores changed",
         *("longest", "p99", "median", "WAL", "peak memory", "its growth", "scores"),
     )
@@ -319,39 +296,24 @@ def _cost_table(results: Results) -> Table:
         memory = result.run.memory
         table.add_row(
             name,
-            *_milliseconds(result.run.held),
+            *milliseconds(result.run.held),
             f"{result.wal_bytes / 2**20:,.0f}",
             f"{memory.peak:.0f}",
             f"{memory.growth:.1f}",
             f"{result.run.updated:,}",
         )
     waits = next(result.waits for result in results.values() if result.waits)
-    longest, p99, median = _milliseconds(waits)
+    longest, p99, median = milliseconds(waits)
     table.caption = (
         f"The consumer's {len(waits):,} updates took {longest} ms at most, p99 {p99} ms, median {median} ms."
     )
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
-    """A column of names, and columns of figures."""
-    table = Table(title=title)
-    table.add_column("", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
-
-
-def _milliseconds(seconds: Sequence[float]) -> tuple[str, str, str]:
-    """The longest, p99 and median."""
-    longest, p99, median = (f"{1000 * percentile(seconds, share):.1f}" for share in (1, 0.99, 0.5))
-    return longest, p99, median
-
-
 def _growth_table(growth: Mapping[Size, Result]) -> Table:
-    table = _table("Growth, engine alone", "total s", "pass s", "µs a card", "longest ms", "p99 ms", "peak MB")
+    table = figures_table("Growth, engine alone", "total s", "pass s", "µs a card", "longest ms", "p99 ms", "peak MB")
     for size, result in growth.items():
-        longest, p99, _ = _milliseconds(result.run.held)
+        longest, p99, _ = milliseconds(result.run.held)
         table.add_row(
             f"{size.total:,} cards",
             f"{result.run.seconds:.1f}",
@@ -360,18 +322,6 @@ def _growth_table(growth: Mapping[Size, Result]) -> Table:
             longest,
             p99,
             f"{result.run.memory.peak:.0f}",
-        )
-    return table
-
-
-def _targets_table(targets: Sequence[Target]) -> Table:
-    table = _table("Targets", "target", "measured", "")
-    for target in targets:
-        table.add_row(
-            target.name,
-            f"{'≥' if target.at_least else '≤'} {target.limit:g} {target.unit}",
-            f"{target.measured:.2f} {target.unit}",
-            "met" if target.met else "[bold red]missed[/]",
         )
     return table
 
