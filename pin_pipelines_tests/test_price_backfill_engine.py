@@ -599,9 +599,11 @@ def test_failing_run_gives_the_source_the_sign_to_give_up_its_pauses(backfill: B
             gave_up.set()
             raise SourceError("stopped")
 
-    bad = [price(n, changedAt="") for n in range(1, 21)]
-    with pytest.raises(SourceContractError, match="all 20 rows"):
-        backfill.run(Listed(bad, before=pause_ahead), batch_size=20, stop=stop)
+    def break_down(_: Progress) -> None:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        backfill.run(Listed(prices(4), before=pause_ahead), batch_size=1, stop=stop, on_progress=break_down)
     assert gave_up.is_set()
 
 

@@ -5,7 +5,7 @@ not atomic and the order is fixed: a page may be stored twice (its FactIds are t
 but the cursor is never beyond what is stored.
 
 Three threads: the calling one waits, since it is the one that a signal interrupts; one works through the pages; one
-fetches the page behind the one in hand. All have ended when ``run_backfill`` returns or raises.
+reads the page behind the one in hand. All have ended when ``run_backfill`` returns or raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from clickhouse_connect.driver.client import Client
 from pin_pipelines.database import Connect
 from pin_pipelines.invest_analytics import facts
 from pin_pipelines.invest_analytics.checkpoints import Claim, Range
-from pin_pipelines.invest_analytics.snapshots import PriceSource, RawItem, SourceContractError, check_page, find_id
+from pin_pipelines.invest_analytics.snapshots import PriceSource, SourceContractError, check_page, find_id
 
 MAX_BATCH_SIZE = 1000
 MAX_INSERT_ATTEMPTS = 5
@@ -117,6 +117,16 @@ class Summary:
     duration_ms: int = 0
     cursor: UUID | None = None
     resumed_from: UUID | None = None
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A page of the source, checked and mapped; ``last`` is the cursor behind it."""
+
+    first: UUID | None
+    last: UUID
+    rows: int
+    batch: facts.FactBatch
 
 
 def run_backfill(
@@ -297,42 +307,46 @@ class _Run:
         cursor = self._resumed_from or self.price_range.before_first
         if self.price_range.ends_at(self._resumed_from):
             return True
-        fetch: Future[Sequence[RawItem]] | None = pool.submit(self._fetch, cursor)
-        while fetch is not None:
+        ahead: Future[_Page | None] | None = pool.submit(self._read, cursor)
+        while ahead is not None:
             # An error of the page ahead shows here: the page before it is stored, and the cursor moved.
-            wait([fetch])
+            wait([ahead])
             if self.stop.is_set():
                 return False
-            page = fetch.result()
-            if not page:
+            page = ahead.result()
+            if page is None:
                 return True
-            last = check_page(page, after=cursor, to=self.price_range.upper, take=self.batch_size)
-            fetch = None if self.price_range.ends_at(last) else pool.submit(self._fetch, last)
-            if not self._store(claim, client, page, last):
+            ahead = None if self.price_range.ends_at(page.last) else pool.submit(self._read, page.last)
+            if not self._store(claim, client, page):
                 return False
-            cursor = last
         return True
 
-    def _fetch(self, after: UUID | None) -> Sequence[RawItem]:
-        return self.source.fetch(after=after, to=self.price_range.upper, take=self.batch_size)
-
-    # One page
-
-    def _store(self, claim: Claim, client: Client, page: Sequence[RawItem], last: UUID) -> bool:
-        """Insert a page and move the cursor behind it; False if stopped before it was stored."""
-        batch = facts.map_page(page, rub_currency_id=self.rub_currency_id)
-        if not batch.size and len(page) >= SUSPICIOUS_PAGE_SIZE:
+    def _read(self, after: UUID | None) -> _Page | None:
+        """Fetch a page, check and map it, all while the page before it is inserted; None at the end."""
+        upper = self.price_range.upper
+        items = self.source.fetch(after=after, to=upper, take=self.batch_size)
+        if not items:
+            return None
+        last = check_page(items, after=after, to=upper, take=self.batch_size)
+        batch = facts.map_page(items, rub_currency_id=self.rub_currency_id)
+        if not batch.size and len(items) >= SUSPICIOUS_PAGE_SIZE:
             raise SourceContractError(
-                f"all {len(page)} rows of a page are bad, up to PropertyObjectId {last}: the source's contract has "
+                f"all {len(items)} rows of a page are bad, up to PropertyObjectId {last}: the source's contract has "
                 f"changed. The first of them, PropertyObjectId {batch.bad_rows[0].property_object_id}: "
                 f"{batch.bad_rows[0].reason}"
             )
-        if batch.size and not self._insert(claim, client, batch):
+        return _Page(find_id(items[0]), last, len(items), batch)
+
+    # One page
+
+    def _store(self, claim: Claim, client: Client, page: _Page) -> bool:
+        """Insert a page and move the cursor behind it; False if stopped before it was stored."""
+        if page.batch.size and not self._insert(claim, client, page.batch):
             return False
-        claim.advance(last, ingested=batch.size, rejects=batch.bad_rows)
+        claim.advance(page.last, ingested=page.batch.size, rejects=page.batch.bad_rows)
         self._pages += 1
-        self._rows += len(page)
-        self._report(claim, batch, page, last)
+        self._rows += page.rows
+        self._report(claim, page)
         return True
 
     def _insert(self, claim: Claim, client: Client, batch: facts.FactBatch) -> bool:
@@ -362,14 +376,15 @@ class _Run:
                 return True
         raise AssertionError  # the last attempt returns or raises
 
-    def _report(self, claim: Claim, batch: facts.FactBatch, page: Sequence[RawItem], cursor: UUID) -> None:
-        progress = self._progress(claim, batch, page, cursor)
-        if batch.bad_rows:
+    def _report(self, claim: Claim, page: _Page) -> None:
+        progress = self._progress(claim, page)
+        bad_rows = page.batch.bad_rows
+        if bad_rows:
             self.logger.warning(
                 "rows rejected: %d, kept in price_backfill_rejects; the first, PropertyObjectId=%s: %s",
-                len(batch.bad_rows),
-                batch.bad_rows[0].property_object_id,
-                batch.bad_rows[0].reason,
+                len(bad_rows),
+                bad_rows[0].property_object_id,
+                bad_rows[0].reason,
             )
         self.logger.info(
             "batch processed: PropertyObjectId %s to %s rows=%d inserted=%d rejected=%d; %d done, %.0f rows/s, "
@@ -386,19 +401,19 @@ class _Run:
         )
         self.on_progress(progress)
 
-    def _progress(self, claim: Claim, batch: facts.FactBatch, page: Sequence[RawItem], cursor: UUID) -> Progress:
+    def _progress(self, claim: Claim, page: _Page) -> Progress:
         checkpoint = claim.checkpoint
         elapsed = max(self.clock() - self._began, 1e-9)
-        share = self._share(cursor)
+        share = self._share(page.last)
         moved = share - self._share(self._resumed_from or self.price_range.before_first)
         left = elapsed * (1 - share) / moved if moved > 0 else math.inf
         return Progress(
             checkpoint_id=checkpoint.id,
-            first_property_object_id=find_id(page[0]),
-            cursor=cursor,
-            page_rows=len(page),
-            page_inserted=batch.size,
-            page_rejected=len(batch.bad_rows),
+            first_property_object_id=page.first,
+            cursor=page.last,
+            page_rows=page.rows,
+            page_inserted=page.batch.size,
+            page_rejected=len(page.batch.bad_rows),
             processed_property_object_count=checkpoint.processed_property_object_count,
             ingested_fact_count=checkpoint.ingested_fact_count,
             rejected_row_count=checkpoint.rejected_row_count,
