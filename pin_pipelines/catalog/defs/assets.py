@@ -21,6 +21,7 @@ from pin_pipelines.catalog.recompute import (
 )
 from pin_pipelines.catalog.tables import SNAPSHOTS, CardKind
 from pin_pipelines.database import Connection
+from pin_pipelines.reporting import as_markdown
 from pin_pipelines.resources.postgres import PostgresResource
 from pin_pipelines.resources.run_logging import logging_aside
 from pin_pipelines.resources.runs import within
@@ -161,7 +162,7 @@ def materialize_results(connection: Connection, summary: Summary) -> Iterator[dg
             asset_key=asset_key,
             metadata={
                 **figures,
-                "top_cards": dg.MetadataValue.md(report.as_markdown(report.top_cards(connection, kind))),
+                "top_cards": dg.MetadataValue.md(as_markdown(report.top_cards(connection, kind))),
                 "score_distribution": dg.MetadataValue.md(report.distribution_picture(connection, kind)),
             },
         )

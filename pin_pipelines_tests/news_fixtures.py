@@ -1,0 +1,48 @@
+"""Fixtures of the news tests, which name this module as their plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from pin_pipelines.local.news_stand_ins import create_news_stand_ins
+from pin_pipelines.local.postgres import EmbeddedPostgres
+from pin_pipelines.migrations import migrate
+from pin_pipelines_tests.news import News
+
+
+@pytest.fixture(scope="session")
+def plain_news_template(postgres: EmbeddedPostgres) -> str:
+    """The other services' tables alone: what there is while the ranking is deferred."""
+    postgres.ensure_database("template_news_plain")
+    url = postgres.url("template_news_plain")
+    with psycopg.connect(url) as connection:
+        create_news_stand_ins(connection)
+    migrate(url)
+    return "template_news_plain"
+
+
+@pytest.fixture(scope="session")
+def news_template(postgres: EmbeddedPostgres) -> str:
+    """The same with the branch of the ranking applied."""
+    postgres.ensure_database("template_news")
+    url = postgres.url("template_news")
+    with psycopg.connect(url) as connection:
+        create_news_stand_ins(connection)
+    migrate(url)
+    migrate(url, branch="news_ranking")
+    return "template_news"
+
+
+@pytest.fixture
+def plain_news(postgres: EmbeddedPostgres, plain_news_template: str, new_database: Callable[[str], str]) -> News:
+    """A database without the branch of the ranking."""
+    return News(postgres.url(new_database(plain_news_template)))
+
+
+@pytest.fixture
+def news(postgres: EmbeddedPostgres, news_template: str, new_database: Callable[[str], str]) -> News:
+    """A database with the branch of the ranking."""
+    return News(postgres.url(new_database(news_template)))
