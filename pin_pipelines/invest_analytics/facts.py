@@ -36,6 +36,7 @@ from pin_pipelines.invest_analytics.snapshots import (
     parse_changed_at_column,
     parse_snapshot,
     quantise,
+    quantise_column,
 )
 
 DATABASE = "pin_analytics"
@@ -424,7 +425,7 @@ def _amounts(numbers: Sequence[Any]) -> list[str]:
     """The numbers as their column stores them."""
     if not set(map(type, numbers)) <= {int, Decimal}:
         raise TypeError("one of them is no number")
-    texts = list(map(str, map(quantise, numbers)))
+    texts = list(map(str, quantise_column(numbers)))
     # A minus, NaN, an infinity or a digit too many: none of them is an amount.
     if not _AMOUNTS.fullmatch("\n".join(texts)):
         raise ValueError("one of them is no amount")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from binascii import unhexlify
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_05UP, ROUND_HALF_UP, Context, Decimal
@@ -217,6 +217,11 @@ def canonical_ids(texts: Sequence[Any]) -> list[str]:
 def quantise(number: Decimal | int) -> Decimal:
     """The number as its column stores it: four decimals, half away from zero. NaN if it has far too many digits."""
     return _CONTEXT.quantize(number, _COLUMN_UNIT)
+
+
+def quantise_column(numbers: Iterable[Decimal | int]) -> Iterable[Decimal]:
+    """The same for each number of a column."""
+    return map(_CONTEXT.quantize, numbers, repeat(_COLUMN_UNIT))
 
 
 def divide_to_kopecks(dividend: Decimal | int, divisor: Decimal | int) -> Decimal:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from email.utils import parsedate_to_datetime
-from typing import Self
+from functools import partial
+from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 from uuid import UUID
 
@@ -232,9 +233,7 @@ class TalentClient:
 
     def _parse(self, response: requests.Response, body: bytes) -> list[RawItem]:
         try:
-            # NaN and Infinity are no JSON, though Python reads them: as Decimals they make their row a bad one, which
-            # stops nobody.
-            page = json.loads(body, parse_float=_exact, parse_int=_whole, parse_constant=Decimal)
+            page = _parse_json(body)
         except (ValueError, RecursionError) as error:
             # An error page of a gateway, or half an answer: it says 200, and may be gone the next time.
             content_type = response.headers.get("Content-Type", "no content type")
@@ -338,6 +337,26 @@ def _host(location: str) -> str:
     except ValueError:
         return "an address that cannot be read"
     return f"the host {host}" if host else "another path of the same host"
+
+
+def _parse_json(body: bytes) -> Any:
+    """JSON with exact numbers.
+
+    NaN and Infinity are no JSON, though Python reads them: as Decimals they make their row a bad one, which stops
+    nobody.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON.
+    """
+    read = partial(json.loads, parse_float=_exact, parse_constant=Decimal)
+    try:
+        return read(body)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        # An integer with more digits than ``int`` takes. To be asked about each integer would cost a page a
+        # millisecond, a quarter of its parsing.
+        return read(body, parse_int=_whole)
 
 
 def _exact(text: str) -> Decimal | str:
