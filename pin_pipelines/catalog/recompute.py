@@ -197,9 +197,7 @@ def recompute(
         logger=logger or logging.getLogger(__name__),
         clock=clock,
     )
-    with tracing.span(
-        _RUN_SPAN, run_id, run_date=run_date, run_kind=run_kind, batch_size=parameters.batch_size
-    ):
+    with tracing.span(_RUN_SPAN, run_id, run_date=run_date, run_kind=run_kind, batch_size=parameters.batch_size):
         return run.execute()
 
 

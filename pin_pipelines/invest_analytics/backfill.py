@@ -493,7 +493,7 @@ def _outlast(worker: Future[StopReason] | None) -> None:
 
 
 def _described(page: _Page) -> dict[str, Any]:
-    """A page as its span has it. Ids ascend, so a row of the fact table is one of the page whose ids enclose its own."""
+    """A page as its span has it. Ids ascend, so a row of the fact table is of the page whose ids enclose its own."""
     source_event_ids = page.batch.columns["SourceEventId"]
     return {
         "from_property_object_id": page.first,
