@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import chdb
@@ -27,7 +27,7 @@ GRANTS = ROLES.parents[1] / "clickhouse" / "grants.sql"
 
 
 @pytest.fixture
-def admin_url(postgres: EmbeddedPostgres, new_database: Callable[[str], str]) -> Iterator[str]:
+def admin_url(postgres: EmbeddedPostgres, new_database: Callable[[str], str]) -> str:
     """A marketplace whose cards are the catalog service's, migrated by the role that is there for it."""
     url = postgres.url(new_database("template0"))
     with psycopg.connect(url) as connection:
@@ -35,9 +35,7 @@ def admin_url(postgres: EmbeddedPostgres, new_database: Callable[[str], str]) ->
         connection.execute("CREATE TABLE catalog.agreements (id int)")
     apply_roles(url)
     migrate(as_role(url, MIGRATIONS))
-    yield url
-    with psycopg.connect(url) as connection:
-        connection.execute(f"DROP OWNED BY {PIPELINE}, {MIGRATIONS}, {READER} CASCADE")
+    return url
 
 
 def owners(url: str) -> dict[str, str]:
@@ -118,9 +116,11 @@ def test_engines_run_under_the_pipeline_s_role(admin_url: str, clickhouse_url: s
     ],
 )
 def test_pipeline_s_role_is_refused(admin_url: str, statement: str) -> None:
-    with psycopg.connect(as_role(admin_url, PIPELINE)) as connection:
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            connection.execute(statement)
+    with (
+        psycopg.connect(as_role(admin_url, PIPELINE)) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute(statement)
 
 
 @pytest.mark.parametrize("table", [*OWN, "pin_pipelines.alembic_version"])
@@ -154,9 +154,11 @@ def test_reader_is_refused(admin_url: str, statement: str) -> None:
 
 def test_migrations_role_is_refused_the_service_s_tables(admin_url: str) -> None:
     for statement in ("DELETE FROM catalog.project_cards", "ALTER TABLE catalog.agreements ADD COLUMN x int"):
-        with psycopg.connect(as_role(admin_url, MIGRATIONS)) as connection:
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                connection.execute(statement)
+        with (
+            psycopg.connect(as_role(admin_url, MIGRATIONS)) as connection,
+            pytest.raises(psycopg.errors.InsufficientPrivilege),
+        ):
+            connection.execute(statement)
 
 
 def test_passwords_come_from_the_environment(admin_url: str) -> None:
