@@ -41,6 +41,7 @@ from pin_pipelines_tests.brakes import (
 )
 from pin_pipelines_tests.catalogue import FLAT, PROJECT, TODAY, Catalogue, card_id, night
 from pin_pipelines_tests.processes import background, run_process
+from pin_pipelines_tests.roles import apply_roles
 
 FLATS, PROJECTS = [card_id(n) for n in range(1, 13)], [card_id(n) for n in range(1, 5)]
 BATCH = 4
@@ -236,8 +237,9 @@ def test_a_restart_of_postgresql_fails_the_run_keeps_what_was_committed_and_the_
     fragile_server.ensure_database(mode)
     catalogue = Catalogue(fragile_server.url(mode))
     migrate(catalogue.url)
-    with catalogue.connect() as connection:
+    with psycopg.connect(catalogue.url) as connection:
         create_stand_ins(connection)
+    apply_roles(catalogue.url)
     furnish(catalogue)
     with (
         brake(catalogue, KILL_POINTS["the scores of a later batch are written"]) as held,

