@@ -677,7 +677,7 @@ def failing(furnished: Catalogue) -> Callable[[int], None]:
     def fail(times: int) -> None:
         furnished.execute(
             "CREATE SEQUENCE catalog.failures;"
-            "CREATE FUNCTION catalog.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "CREATE FUNCTION catalog.fail() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN "
             f"IF nextval('catalog.failures') <= {times} THEN "
             "RAISE EXCEPTION 'in the way' USING ERRCODE = 'serialization_failure'; END IF; RETURN NEW; END $$;"
             f"CREATE TRIGGER fail BEFORE INSERT ON {SNAPSHOTS} FOR EACH ROW WHEN (NEW.card_id = '{FLATS[5]}') "
@@ -765,7 +765,7 @@ def test_the_victim_of_a_deadlock_reads_its_batch_again(furnished: Catalogue) ->
     with (
         brake(furnished, before_snapshot(f"NEW.card_id = '{FLATS[5]}'")) as held,
         background(partial(furnished.run, parameters=IN_FOURS)) as (run,),
-        furnished.connect() as other,
+        psycopg.connect(furnished.url) as other,
     ):
         held.wait()
         other.execute("SET deadlock_timeout = '1min'")  # so that it is the run that finds the deadlock
@@ -822,7 +822,7 @@ def test_batches_read_committed_whatever_the_database_prefers(furnished: Catalog
     furnished.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
     furnished.execute(
         "CREATE TABLE catalog.seen (isolation text);"
-        "CREATE FUNCTION catalog.see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "CREATE FUNCTION catalog.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN "
         "INSERT INTO catalog.seen VALUES (current_setting('transaction_isolation')); RETURN NULL; END $$;"
         f"CREATE TRIGGER see AFTER INSERT ON {SNAPSHOTS} FOR EACH STATEMENT EXECUTE FUNCTION catalog.see()"
     )
