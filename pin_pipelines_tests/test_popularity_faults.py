@@ -706,7 +706,7 @@ def test_a_batch_that_is_read_again_leaves_a_card_that_another_writer_took_meanw
     with (
         brake(furnished, before_snapshot(f"NEW.card_id = '{FLATS[5]}'")) as held,
         background(partial(furnished.run, parameters=IN_FOURS)) as (run,),
-        furnished.connect() as other,
+        psycopg.connect(furnished.url) as other,
     ):
         held.wait()
         other.execute("SET application_name = 'other'")
