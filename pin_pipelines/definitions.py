@@ -10,6 +10,7 @@ from pin_pipelines.invest_analytics.defs import build_defs as build_invest_analy
 from pin_pipelines.invest_analytics.defs.resources import build_resources
 from pin_pipelines.resources.postgres import PostgresResource
 from pin_pipelines.settings import Settings, load_settings
+from pin_pipelines.tracing import export_spans
 
 
 def build_definitions(settings: Settings | None = None, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
@@ -23,6 +24,8 @@ def build_definitions(settings: Settings | None = None, resources: Mapping[str, 
         SettingsError: a variable is missing or out of bounds.
     """
     settings = settings or load_settings()
+    # Every process that runs a run loads its definitions first.
+    export_spans()
     shared = dg.Definitions(
         resources={
             # The variable's name, not its value, is what Dagster stores and shows.

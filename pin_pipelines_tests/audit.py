@@ -16,7 +16,7 @@ def start_audit(catalogue: Catalogue) -> None:
     catalogue.execute(
         "DROP TABLE IF EXISTS catalog.audit;"
         "CREATE TABLE catalog.audit (n serial, card_kind text, card_id uuid, pid int);"
-        "CREATE OR REPLACE FUNCTION catalog.audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "CREATE OR REPLACE FUNCTION catalog.audit() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN "
         "INSERT INTO catalog.audit (card_kind, card_id, pid) VALUES (NEW.card_kind, NEW.card_id, pg_backend_pid()); "
         "RETURN NULL; END $$;"
         f"CREATE OR REPLACE TRIGGER audit AFTER INSERT OR UPDATE ON {SNAPSHOTS} "

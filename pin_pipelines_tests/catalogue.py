@@ -12,6 +12,7 @@ import psycopg
 
 from pin_pipelines.catalog.recompute import Parameters, Summary, recompute
 from pin_pipelines.catalog.tables import CardKind
+from pin_pipelines_tests.roles import PIPELINE, as_role
 
 TODAY = date(2026, 11, 30)
 FLAT, PROJECT = CardKind.PROPERTY_OBJECT, CardKind.PROJECT
@@ -34,10 +35,16 @@ class Catalogue:
         self.url = url
 
     def connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self.url)
+        """As the engine does: under the pipeline's role."""
+        return psycopg.connect(self.pipeline_url)
+
+    @property
+    def pipeline_url(self) -> str:
+        return as_role(self.url, PIPELINE)
 
     def execute(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        with self.connect() as connection:
+        """As the superuser, who plays everybody else."""
+        with psycopg.connect(self.url) as connection:
             cursor = connection.execute(statement, parameters)
             return cursor.fetchall() if cursor.description else []
 

@@ -21,6 +21,7 @@ from pin_pipelines_tests.catalogue import Catalogue
 from pin_pipelines_tests.clickhouse import clickhouse, clickhouse_url  # noqa: F401 - fixtures for all tests
 from pin_pipelines_tests.clickhouse_front import ClickHouseFront
 from pin_pipelines_tests.price_backfill import Backfill
+from pin_pipelines_tests.roles import MIGRATIONS, PIPELINE, apply_roles, as_role
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,12 +41,13 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture(scope="session")
 def template(postgres: EmbeddedPostgres) -> str:
-    """A marketplace database: stand-ins for the cards, and all that the pipeline owns."""
+    """A marketplace database: stand-ins for the cards, the roles of production, and all that the pipeline owns."""
     postgres.ensure_database("template_pin")
     url = postgres.url("template_pin")
-    migrate(url)
     with psycopg.connect(url) as connection:
         create_stand_ins(connection)
+    apply_roles(url)
+    migrate(as_role(url, MIGRATIONS))
     return "template_pin"
 
 
@@ -126,7 +128,7 @@ def instance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[dg.DagsterInstance]:
     """A Dagster instance as the project's dagster.yaml says, beside the test's marketplace database."""
-    monkeypatch.setenv("PIN_POSTGRES_URL", database_url)
+    monkeypatch.setenv("PIN_POSTGRES_URL", as_role(database_url, PIPELINE))
     monkeypatch.setenv("PIN_DAGSTER_POSTGRES_URL", postgres.dagster_url(new_database(dagster_template)))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     shutil.copy(PROJECT_ROOT / "dagster.yaml", tmp_path)

@@ -18,6 +18,7 @@ from pin_pipelines.invest_analytics.backfill import Summary, run_backfill
 from pin_pipelines.invest_analytics.checkpoints import Checkpoint, Range, Reject, checkpoint_rows, reject_rows
 from pin_pipelines.invest_analytics.snapshots import RawItem
 from pin_pipelines.resources.clickhouse import open_clickhouse
+from pin_pipelines_tests.roles import PIPELINE, as_role
 
 EVERYTHING = Range()
 RUB = UUID("00000000-0000-4000-8000-000000000643")
@@ -95,10 +96,16 @@ class Backfill:
         self.clickhouse_url = clickhouse_url
 
     def connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self.url)
+        """As the engine does: under the pipeline's role."""
+        return psycopg.connect(self.pipeline_url)
+
+    @property
+    def pipeline_url(self) -> str:
+        return as_role(self.url, PIPELINE)
 
     def execute(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        with self.connect() as connection:
+        """As the superuser, who plays everybody else."""
+        with psycopg.connect(self.url) as connection:
             cursor = connection.execute(statement, parameters)
             return cursor.fetchall() if cursor.description else []
 

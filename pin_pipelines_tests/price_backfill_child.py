@@ -48,7 +48,7 @@ class Child:
 
     def __init__(self, backfill: Backfill, talent: TalentStandIn) -> None:
         self._wire, end = _SERVER.Pipe()
-        arguments = end, backfill.url, backfill.clickhouse_url, talent.url, talent.token
+        arguments = end, backfill.pipeline_url, backfill.clickhouse_url, talent.url, talent.token
         self.process = _SERVER.Process(target=_load, args=arguments)
         self.process.start()
         end.close()

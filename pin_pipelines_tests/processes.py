@@ -31,7 +31,7 @@ def background(*calls: Callable[[], T]) -> Iterator[list[Future[T]]]:
 def run_process(catalogue: Catalogue, run_date: date = TODAY, **parameters: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A run of the engine in a process of its own, which is gone with the context."""
     options = {"run_id": str(uuid4()), "run_date": run_date.isoformat(), "parameters": parameters}
-    command = [sys.executable, "-m", "pin_pipelines_tests.run_engine", catalogue.url, json.dumps(options)]
+    command = [sys.executable, "-m", "pin_pipelines_tests.run_engine", catalogue.pipeline_url, json.dumps(options)]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         try:
             yield process

@@ -41,6 +41,7 @@ from pin_pipelines_tests.brakes import (
 )
 from pin_pipelines_tests.catalogue import FLAT, PROJECT, TODAY, Catalogue, card_id, night
 from pin_pipelines_tests.processes import background, run_process
+from pin_pipelines_tests.roles import apply_roles
 
 FLATS, PROJECTS = [card_id(n) for n in range(1, 13)], [card_id(n) for n in range(1, 5)]
 BATCH = 4
@@ -236,8 +237,9 @@ def test_a_restart_of_postgresql_fails_the_run_keeps_what_was_committed_and_the_
     fragile_server.ensure_database(mode)
     catalogue = Catalogue(fragile_server.url(mode))
     migrate(catalogue.url)
-    with catalogue.connect() as connection:
+    with psycopg.connect(catalogue.url) as connection:
         create_stand_ins(connection)
+    apply_roles(catalogue.url)
     furnish(catalogue)
     with (
         brake(catalogue, KILL_POINTS["the scores of a later batch are written"]) as held,
@@ -675,7 +677,7 @@ def failing(furnished: Catalogue) -> Callable[[int], None]:
     def fail(times: int) -> None:
         furnished.execute(
             "CREATE SEQUENCE catalog.failures;"
-            "CREATE FUNCTION catalog.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "CREATE FUNCTION catalog.fail() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN "
             f"IF nextval('catalog.failures') <= {times} THEN "
             "RAISE EXCEPTION 'in the way' USING ERRCODE = 'serialization_failure'; END IF; RETURN NEW; END $$;"
             f"CREATE TRIGGER fail BEFORE INSERT ON {SNAPSHOTS} FOR EACH ROW WHEN (NEW.card_id = '{FLATS[5]}') "
@@ -704,7 +706,7 @@ def test_a_batch_that_is_read_again_leaves_a_card_that_another_writer_took_meanw
     with (
         brake(furnished, before_snapshot(f"NEW.card_id = '{FLATS[5]}'")) as held,
         background(partial(furnished.run, parameters=IN_FOURS)) as (run,),
-        furnished.connect() as other,
+        psycopg.connect(furnished.url) as other,
     ):
         held.wait()
         other.execute("SET application_name = 'other'")
@@ -763,7 +765,7 @@ def test_the_victim_of_a_deadlock_reads_its_batch_again(furnished: Catalogue) ->
     with (
         brake(furnished, before_snapshot(f"NEW.card_id = '{FLATS[5]}'")) as held,
         background(partial(furnished.run, parameters=IN_FOURS)) as (run,),
-        furnished.connect() as other,
+        psycopg.connect(furnished.url) as other,
     ):
         held.wait()
         other.execute("SET deadlock_timeout = '1min'")  # so that it is the run that finds the deadlock
@@ -820,7 +822,7 @@ def test_batches_read_committed_whatever_the_database_prefers(furnished: Catalog
     furnished.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
     furnished.execute(
         "CREATE TABLE catalog.seen (isolation text);"
-        "CREATE FUNCTION catalog.see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "CREATE FUNCTION catalog.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN "
         "INSERT INTO catalog.seen VALUES (current_setting('transaction_isolation')); RETURN NULL; END $$;"
         f"CREATE TRIGGER see AFTER INSERT ON {SNAPSHOTS} FOR EACH STATEMENT EXECUTE FUNCTION catalog.see()"
     )

@@ -15,6 +15,7 @@ import pytest
 
 from pin_pipelines_tests.brakes import before_snapshot, brake, nothing_is_held, until
 from pin_pipelines_tests.catalogue import Catalogue
+from pin_pipelines_tests.roles import apply_roles
 from pin_pipelines_tests.stack import Up, ask, launch_today, run_status, up, wait_for
 
 TODAY = datetime.now(UTC).date()
@@ -34,6 +35,7 @@ def stack() -> Iterator[Up]:
 @pytest.fixture
 def catalogue(stack: Up) -> Catalogue:
     """The stack's own database, emptied."""
+    apply_roles(stack.postgres_url)
     catalogue = Catalogue(stack.postgres_url)
     catalogue.execute("TRUNCATE catalog.popularity_daily_views, catalog.popularity_runs")
     catalogue.execute("TRUNCATE catalog.property_object_cards, catalog.project_cards")

@@ -31,6 +31,7 @@ from pin_pipelines.migrations import downgrade, migrate
 from pin_pipelines_tests.brakes import until
 from pin_pipelines_tests.price_backfill import EVERYTHING, Backfill, object_id
 from pin_pipelines_tests.processes import background
+from pin_pipelines_tests.roles import MIGRATIONS, apply_roles, as_role
 
 # When each statement began that waits for a lock now.
 WAITING = (
@@ -484,9 +485,12 @@ def test_row_that_says_what_cannot_be_is_refused_by_the_table(backfill: Backfill
 
 
 def test_migration_can_be_taken_back_and_applied_again(backfill: Backfill) -> None:
-    migrate(backfill.url)
+    # What may be done with a database itself is not copied with it.
+    apply_roles(backfill.url)
+    url = as_role(backfill.url, MIGRATIONS)
+    migrate(url)
     assert take(backfill)
-    downgrade(backfill.url)
+    downgrade(url)
     assert backfill.execute("SELECT to_regclass(%s), to_regclass(%s)", CHECKPOINTS, REJECTS) == [(None, None)]
-    migrate(backfill.url)
+    migrate(url)
     assert take(backfill)

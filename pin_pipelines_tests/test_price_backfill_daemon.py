@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,34 +13,14 @@ import pytest
 from pin_pipelines.invest_analytics import facts
 from pin_pipelines.invest_analytics.checkpoints import CheckpointStatus
 from pin_pipelines.invest_analytics.defs.sensor import BACKFILL_JOB, BACKFILL_SENSOR
-from pin_pipelines.local.ownership import MARK, end_marked_processes
 from pin_pipelines.local.talent import TalentStandIn
-from pin_pipelines_tests.conftest import PROJECT_ROOT
+from pin_pipelines_tests.daemon import daemon
 from pin_pipelines_tests.price_backfill import Backfill, object_id, prices
 from pin_pipelines_tests.price_backfill_dagster import configure, let_pass, switch
 from pin_pipelines_tests.stack import wait_for
 
 OBJECTS = 60
 KILLS = 2
-
-
-@contextmanager
-def daemon(tmp_path: Path) -> Iterator[None]:
-    """Dagster's daemon as the environment has it; gone with all that it started."""
-    with (
-        (tmp_path / "daemon.log").open("wb") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "dagster._daemon", "run", "-w", str(PROJECT_ROOT / "workspace.yaml")],
-            env=os.environ | {MARK: str(tmp_path)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ),
-    ):
-        try:
-            yield
-        finally:
-            end_marked_processes(tmp_path)
 
 
 def make_due(instance: dg.DagsterInstance) -> None:

@@ -58,6 +58,7 @@ from pin_pipelines_tests.clickhouse_front import (
 )
 from pin_pipelines_tests.price_backfill import EVERYTHING, RUB, Backfill, Listed, Scripted, object_id, price, prices
 from pin_pipelines_tests.processes import background
+from pin_pipelines_tests.roles import apply_roles
 
 LOGGER = "pin_pipelines.invest_analytics.backfill"
 FIRST, LAST = UUID(int=0), UUID(int=2**128 - 1)
@@ -654,6 +655,7 @@ def test_restart_of_postgresql_in_the_middle_stops_the_run_and_the_next_one_comp
     fragile_server.ensure_database(mode)
     backfill = Backfill(fragile_server.url(mode), clickhouse_url).furnish()
     migrate(backfill.url)
+    apply_roles(backfill.url)
 
     def restart_at_the_third(asked: int) -> None:
         if asked == 3:

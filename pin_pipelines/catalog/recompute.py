@@ -25,6 +25,7 @@ from uuid import UUID
 
 import psycopg
 
+from pin_pipelines import tracing
 from pin_pipelines.catalog import statements
 from pin_pipelines.catalog.decay import decay_weights
 from pin_pipelines.catalog.ledger import Ledger, RunKind, RunStatus
@@ -51,6 +52,9 @@ _RETRIABLE = (
 )
 # A fault of the row, not of the infrastructure: SQLSTATE classes 22 and 23.
 _POISON = (psycopg.DataError, psycopg.IntegrityError)
+
+_RUN_SPAN = "catalog.popularity_recompute"
+_BATCH_SPAN = f"{_RUN_SPAN}.batch"
 
 _PING_SECONDS = 5.0
 _POLL_SECONDS = 0.2
@@ -179,6 +183,7 @@ def recompute(
         RunAlreadyAliveError: ``run_id`` is at work in another process.
         psycopg.Error: the infrastructure failed; the batch in hand is taken back, committed ones stay.
     """
+    parameters = parameters or Parameters()
     run = _Run(
         connect=connect,
         run_id=run_id,
@@ -186,13 +191,14 @@ def recompute(
         run_kind=run_kind,
         capture=run_kind is RunKind.FULL if capture is None else capture,
         card_ids=card_ids,
-        parameters=parameters or Parameters(),
+        parameters=parameters,
         stop=stop or threading.Event(),
         on_progress=on_progress or (lambda _: None),
         logger=logger or logging.getLogger(__name__),
         clock=clock,
     )
-    return run.execute()
+    with tracing.span(_RUN_SPAN, run_id, run_date=run_date, run_kind=run_kind, batch_size=parameters.batch_size):
+        return run.execute()
 
 
 @dataclass(frozen=True)
@@ -388,7 +394,7 @@ class _Run:
     def _in_workers(self, number: int, job: Callable[[], None], ledger: Ledger) -> None:
         """Do a job in so many threads, while this one watches over them."""
         with ThreadPoolExecutor(number, thread_name_prefix="popularity") as pool:
-            workers = [pool.submit(self._cancellable, job) for _ in range(number)]
+            workers = [pool.submit(tracing.carried(self._cancellable), job) for _ in range(number)]
             try:
                 self._watch(workers, ledger)
             finally:
@@ -461,6 +467,10 @@ class _Run:
 
     def _batch(self, connection: Connection, source: PageSource) -> bool:
         """Take a page and see it through; False when there is none."""
+        with tracing.batch_span(_BATCH_SPAN, self.run_id) as describe:
+            return self._see_through(connection, source, describe)
+
+    def _see_through(self, connection: Connection, source: PageSource, describe: Callable[..., None]) -> bool:
         page: Page | None = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
@@ -468,6 +478,7 @@ class _Run:
                     page = self._take(connection, source) if page is None else self._retake(connection, source, page)
                     if page is None:
                         return False
+                    describe(card_kind=page.kind, batch_size=len(page.ids))
                     figures = self._score(connection, page.kind, page.ids)
                     self._add_to_ledger(connection, page, figures)
             except _RETRIABLE as error:
@@ -478,9 +489,11 @@ class _Run:
                 with self._counting:
                     self._totals.retries += 1
                 self.logger.warning("batch is read again (attempt %d): %s", attempt + 1, type(error).__name__)
+                tracing.note("batch is read again", exception=type(error).__name__)
                 # Whoever was in the way gets out of it; two workers do not meet again in step.
                 time.sleep(0.01 * 2**attempt * (1 + secrets.randbelow(100) / 100))
             else:
+                tracing.annotate(updated_count=figures.updated, item_errors=len(figures.poison))
                 self._count(page, figures, source)
                 return True
         return False
@@ -558,6 +571,7 @@ class _Run:
             totals.poison[page.kind].update(card_id for card_id, _ in figures.poison)
             for card_id, error in figures.poison:
                 self.logger.error("item failed: CardKind=%s CardId=%s exception=%s", page.kind, card_id, _name(error))
+                tracing.note("item failed", card_kind=page.kind, card_id=card_id, exception=_name(error))
             if figures.processed + len(figures.poison) < len(page.ids):
                 source.mark_shared()
             self._report(page, figures)
@@ -605,6 +619,7 @@ class _Run:
         return summary
 
     def _summary(self, reason: StopReason) -> Summary:
+        tracing.annotate(stopped_reason=reason)
         totals = self._totals
         return Summary(
             run_id=self.run_id,

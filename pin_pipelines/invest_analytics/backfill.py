@@ -21,10 +21,12 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Any
 from uuid import UUID
 
 from clickhouse_connect.driver.client import Client
 
+from pin_pipelines import tracing
 from pin_pipelines.database import Connect
 from pin_pipelines.invest_analytics import facts
 from pin_pipelines.invest_analytics.checkpoints import Claim, Range
@@ -37,6 +39,9 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 # So many rows, all of them bad, are no longer bad rows but another contract.
 SUSPICIOUS_PAGE_SIZE = 20
+
+_RUN_SPAN = "invest_analytics.price_history_backfill"
+_PAGE_SPAN = f"{_RUN_SPAN}.page"
 
 _LAST_ID = UUID(int=2**128 - 1)
 _FORESEEABLE_SECONDS = 365 * 86400.0
@@ -191,7 +196,14 @@ def run_backfill(
         clock=clock,
         sleep=sleep or stop.wait,
     )
-    return run.execute()
+    with tracing.span(
+        _RUN_SPAN,
+        str(run_id),
+        from_property_object_id=price_range.lower,
+        to_property_object_id=price_range.upper,
+        batch_size=batch_size,
+    ):
+        return run.execute()
 
 
 @dataclass
@@ -230,7 +242,9 @@ class _Run:
                     self.price_range.lower,
                     self.price_range.upper,
                 )
+                tracing.annotate(stopped_reason=StopReason.CLAIM_TAKEN)
                 return Summary(self.run_id, StopReason.CLAIM_TAKEN)
+            tracing.annotate(checkpoint_id=claim.checkpoint.id)
             try:
                 reason = self._go_through(claim)
             except Exception as error:
@@ -239,9 +253,11 @@ class _Run:
             except BaseException as interrupt:
                 # Dagster's interrupt is no Exception. The worker has ended by now.
                 self._stop_short(claim, f"stopped by {type(interrupt).__name__}")
+                tracing.annotate(stopped_reason=f"interrupted by {type(interrupt).__name__}")
                 raise
             if reason is StopReason.STOP_SIGNAL:
                 self._stop_short(claim, "stopped")
+        tracing.annotate(stopped_reason=reason)
         summary = self._summary(claim, reason)
         if reason is StopReason.COMPLETED:
             self._log_completed(summary)
@@ -262,7 +278,7 @@ class _Run:
         with ThreadPoolExecutor(1, thread_name_prefix="price-backfill") as pool:
             worker: Future[StopReason] | None = None
             try:
-                worker = pool.submit(self._work, claim)
+                worker = pool.submit(tracing.carried(self._work), claim)
                 return worker.result()
             except BaseException:
                 # The worker's own error, or an interrupt of this thread; then the page in hand is finished first.
@@ -341,9 +357,11 @@ class _Run:
 
     def _store(self, claim: Claim, client: Client, page: _Page) -> bool:
         """Insert a page and move the cursor behind it; False if stopped before it was stored."""
-        if page.batch.size and not self._insert(claim, client, page.batch):
-            return False
-        claim.advance(page.last, ingested=page.batch.size, rejects=page.batch.bad_rows)
+        with tracing.span(_PAGE_SPAN, str(self.run_id), **_described(page)):
+            if page.batch.size and not self._insert(claim, client, page.batch):
+                return False
+            claim.advance(page.last, ingested=page.batch.size, rejects=page.batch.bad_rows)
+            tracing.annotate(ingested_count=page.batch.size, rejected_count=len(page.batch.bad_rows))
         self._pages += 1
         self._rows += page.rows
         self._report(claim, page)
@@ -356,6 +374,7 @@ class _Run:
                 written = facts.insert(client, batch, now=datetime.now(UTC))
             except Exception as error:
                 self._insert_errors += 1
+                tracing.note("insert failed", attempt=attempt, exception=type(error).__name__)
                 claim.count_insert_error()
                 if attempt == MAX_INSERT_ATTEMPTS or not facts.is_transient(error):
                     raise
@@ -471,6 +490,18 @@ def _outlast(worker: Future[StopReason] | None) -> None:
     while worker is not None and not worker.done():
         with suppress(BaseException):
             wait([worker])
+
+
+def _described(page: _Page) -> dict[str, Any]:
+    """A page as its span has it. Ids ascend, so a row of the fact table is of the page whose ids enclose its own."""
+    source_event_ids = page.batch.columns["SourceEventId"]
+    return {
+        "from_property_object_id": page.first,
+        "to_property_object_id": page.last,
+        "batch_size": page.rows,
+        "first_source_event_id": source_event_ids[0] if page.batch.size else None,
+        "last_source_event_id": source_event_ids[-1] if page.batch.size else None,
+    }
 
 
 def _pause(attempt: int) -> float:

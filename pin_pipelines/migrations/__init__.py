@@ -20,17 +20,26 @@ MAIN_BRANCH = "main"
 # Two deployments that migrate at the same time would both see the old version.
 _LOCK = "Pin:lock:migrations:pin-pipelines"
 
+# A role that migrates but is not to own what it makes has this setting (docker/postgres/roles.sql).
+_OWNER = "SELECT quote_ident(nullif(current_setting('pin_pipelines.owner', true), ''))"
+_MADE = f"""
+    SELECT c.oid::regclass::text, c.relnamespace::regnamespace::text FROM pg_class c
+    WHERE c.relowner = current_user::regrole AND c.relkind IN ('r', 'p')
+      AND c.oid <> '{VERSION_SCHEMA}.alembic_version'::regclass"""
+
 
 def migrate(postgres_url: str, *, branch: str = MAIN_BRANCH, revision: str = "head") -> None:
     """Bring one branch up to its head; safe to call again, and from several places at once.
 
     Args:
-        postgres_url: ``postgresql://…``; the role must be allowed to create the pipelines' schemas and tables.
+        postgres_url: ``postgresql://…``; the role must be allowed to create the pipelines' schemas and tables. They
+            are handed over to the role of its setting ``pin_pipelines.owner``, if it has one.
         branch: label of the branch. Never all heads at once: a deferred branch is applied by name only.
         revision: how far, within the branch.
     """
     with _locked(postgres_url) as connection:
         command.upgrade(_config(connection), f"{branch}@{revision}")
+        _hand_over(connection)
 
 
 def downgrade(postgres_url: str, *, branch: str = MAIN_BRANCH) -> None:
@@ -51,6 +60,18 @@ def _locked(postgres_url: str) -> Iterator[sa.Connection]:
             yield connection
     finally:
         engine.dispose()
+
+
+def _hand_over(connection: sa.Connection) -> None:
+    """Give the tables that were made to the role that is to own them, if the migrating role names one."""
+    owner = connection.scalar(sa.text(_OWNER))
+    if owner is None:
+        return
+    for table, schema in connection.execute(sa.text(_MADE)).all():
+        # PostgreSQL asks of a new owner that it may make tables there: within this transaction it may, and never else.
+        connection.execute(sa.text(f"GRANT CREATE ON SCHEMA {schema} TO {owner}"))
+        connection.execute(sa.text(f"ALTER TABLE {table} OWNER TO {owner}"))
+        connection.execute(sa.text(f"REVOKE CREATE ON SCHEMA {schema} FROM {owner}"))
 
 
 def _config(connection: sa.Connection) -> Config:

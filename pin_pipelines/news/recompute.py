@@ -25,6 +25,7 @@ from uuid import UUID
 
 import psycopg
 
+from pin_pipelines import tracing
 from pin_pipelines.database import Connect, Connection, fetch_one
 from pin_pipelines.news import statements
 from pin_pipelines.news.ranking import RankingParameters, recency_decays
@@ -43,6 +44,9 @@ _RETRIABLE = (
     psycopg.errors.ForeignKeyViolation,
 )
 _NO_VIEWS = ViewTotals(0, 0)
+
+_RUN_SPAN = "news.ranking_recompute"
+_BATCH_SPAN = f"{_RUN_SPAN}.batch"
 
 
 class StopReason(StrEnum):
@@ -87,6 +91,7 @@ def recompute(
     connect: Connect,
     *,
     as_of: date,
+    run_id: str | None = None,
     parameters: RankingParameters | None = None,
     batch_size: int = 1000,
     open_views: Callable[[Connection], PostViews] = PostgresPostViews,
@@ -99,6 +104,7 @@ def recompute(
     Args:
         connect: opens a connection to the marketplace's database; called once.
         as_of: D, the last day of the windows of views, and the day that ages are counted to.
+        run_id: the run's name in traces (correlationId); None for a run that has none.
         parameters: weights and parameters of the score.
         batch_size: posts in one transaction, at the most.
         open_views: makes the source of views for the run, of the run's connection if it has use for it.
@@ -115,9 +121,10 @@ def recompute(
         raise ValueError(
             f"batch_size = {batch_size} is not allowed; it must be a whole number from 1 to {MAX_BATCH_SIZE}"
         )
-    with _session(connect) as connection:
+    with tracing.span(_RUN_SPAN, run_id, as_of=as_of, batch_size=batch_size), _session(connect) as connection:
         run = _Run(
             connection=connection,
+            run_id=run_id,
             as_of=as_of,
             parameters=parameters or RankingParameters(),
             batch_size=batch_size,
@@ -157,6 +164,7 @@ class _Run:
     """One run: its inputs, and what it came to so far."""
 
     connection: Connection
+    run_id: str | None
     as_of: date
     parameters: RankingParameters
     batch_size: int
@@ -179,6 +187,7 @@ class _Run:
             "ranking recompute started: AsOf=%s posts=%d batch_size=%d", self.as_of, self._posts_total, self.batch_size
         )
         summary = self._summary(self._go_through())
+        tracing.annotate(stopped_reason=summary.stopped_reason)
         self.logger.info(
             "ranking recompute ended: stopped_reason=%s PostsRanked=%d SignalsCreated=%d conflicts=%d retries=%d "
             "DurationMs=%d",
@@ -205,23 +214,29 @@ class _Run:
 
     def _batch(self, after: UUID | None) -> _Batch | None:
         """See the next page through; None if there is none."""
+        with tracing.batch_span(_BATCH_SPAN, self.run_id) as describe:
+            return self._see_through(after, describe)
+
+    def _see_through(self, after: UUID | None, describe: Callable[..., None]) -> _Batch | None:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 with self.connection.transaction():
-                    return self._rank_page(after)
+                    return self._rank_page(after, describe)
             except _RETRIABLE as error:
                 if attempt == MAX_ATTEMPTS:
                     raise
                 self._retries += 1
                 self.logger.warning("batch is read again (attempt %d): %s", attempt + 1, type(error).__name__)
+                tracing.note("batch is read again", exception=type(error).__name__)
                 # Whoever was in the way gets out of it; two runs do not meet again in step.
                 time.sleep(0.01 * 2**attempt * (1 + secrets.randbelow(100) / 100))
         return None
 
-    def _rank_page(self, after: UUID | None) -> _Batch | None:
+    def _rank_page(self, after: UUID | None, describe: Callable[..., None]) -> _Batch | None:
         posts = self._read_page(after)
         if not posts:
             return None
+        describe(batch_size=len(posts))
         last_id, _ = posts[-1]
         ranked, created, others = self._upsert(posts)
         # Somebody wrote them since, or the posts are gone. The upsert left the rows locked, so it is enough to read
@@ -231,6 +246,7 @@ class _Run:
             ranked_again, created_again, _ = self._upsert(again)
             ranked += ranked_again
             created += created_again
+        tracing.annotate(updated_count=ranked, conflicts=len(again))
         return _Batch(last_id, ranked, created, conflicts=len(again))
 
     def _read_page(self, after: UUID | None) -> _Posts:
