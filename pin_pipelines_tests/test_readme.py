@@ -112,6 +112,8 @@ def find(scope: ast.AST, name: str, file: Path) -> ast.AST:
 
 
 def test_links_within_the_readme_lead_somewhere() -> None:
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    )
     anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= anchors
