@@ -131,6 +131,7 @@ def _configuration(folder: Path, ports: tuple[int, int], operators: Webserver, a
     """The one that the compose file mounts, with the places and names that only a container has replaced."""
     text = CONFIGURATION.read_text()
     for there, here in {
+        " /tmp/": f" {folder}/",
         "listen 8080;": f"listen 127.0.0.1:{ports[0]};",
         "listen 8081;": f"listen 127.0.0.1:{ports[1]};",
         "http://webserver:3000;": f"http://127.0.0.1:{operators.port};",
@@ -138,7 +139,6 @@ def _configuration(folder: Path, ports: tuple[int, int], operators: Webserver, a
         "/etc/nginx/users/": f"{folder}/users/",
         "/dev/stdout": f"{folder}/access.log",
         "/dev/stderr": f"{folder}/log",
-        " /tmp/": f" {folder}/",
     }.items():
         assert there in text
         text = text.replace(there, here)

@@ -100,7 +100,7 @@ def test_services_know_no_secret_that_they_do_not_need() -> None:
         assert known[name] == {"PIN_DAGSTER_POSTGRES_URL"}
     assert known["exporter"] == {"PIN_POSTGRES_URL"}
     assert known["migrate"] == {"PIN_POSTGRES_URL", "PIN_CLICKHOUSE_URL", "PIN_CLICKHOUSE_CLUSTER"}
-    users = {name: re.findall(r"://(\w+):", str(SERVICES[name]["environment"])) for name in known}
+    users = {name: re.findall(r"://(\w+):", str(SERVICES[name].get("environment"))) for name in known}
     assert set(users["exporter"]) == {"pin_reader"}
     assert set(users["migrate"]) == {"pin_migrations"}
     assert set(users["code-location"]) == {"pin_pipeline", "dagster"}
