@@ -155,6 +155,7 @@ def test_first_start_of_postgresql_makes_its_databases_and_lets_in_who_belongs_t
     new_server: EmbeddedPostgres,
 ) -> None:
     password = "it's `$secret`"
+    new_server.ensure_database("pin")
     command = [
         *(
             max(POSTGRES_VERSIONS.items())[1] / "psql",
@@ -162,7 +163,7 @@ def test_first_start_of_postgresql_makes_its_databases_and_lets_in_who_belongs_t
             "--set",
             "ON_ERROR_STOP=1",
             "--dbname",
-            new_server.url("postgres"),
+            new_server.url("pin"),
         ),
         *("--file", DOCKER / "postgres" / "databases.sql"),
     ]
