@@ -8,6 +8,7 @@ import dagster as dg
 from pin_pipelines.catalog.defs import build_defs as build_catalog_defs
 from pin_pipelines.invest_analytics.defs import build_defs as build_invest_analytics_defs
 from pin_pipelines.invest_analytics.defs.resources import build_resources
+from pin_pipelines.news.defs import build_defs as build_news_defs
 from pin_pipelines.resources.postgres import PostgresResource
 from pin_pipelines.settings import Settings, load_settings
 from pin_pipelines.tracing import export_spans
@@ -36,7 +37,9 @@ def build_definitions(settings: Settings | None = None, resources: Mapping[str, 
         # One op does all the work of a run: a process of its own for each check would only cost time.
         executor=dg.in_process_executor,
     )
-    return dg.Definitions.merge(shared, build_catalog_defs(settings), build_invest_analytics_defs(settings))
+    return dg.Definitions.merge(
+        shared, build_catalog_defs(settings), build_invest_analytics_defs(settings), build_news_defs(settings)
+    )
 
 
 @dg.definitions

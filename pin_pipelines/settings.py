@@ -7,11 +7,13 @@ What only the price history backfill needs may be missing: ``Settings.for_backfi
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -20,7 +22,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -35,11 +37,17 @@ MAX_BATCH_SIZE = 10_000
 MAX_RUN_DURATION_SECONDS = 86_400
 # The spec's bound on a page of the price source, which is also one insert.
 MAX_BACKFILL_BATCH_SIZE = 1000
+# What the ranking's formula is exact within.
+MAX_RANKING_WEIGHT = 1000
+MAX_RANKING_HALF_LIFE_DAYS = 365
+MAX_RANKING_FULL_BOOST = 1_000_000_000
+RANKING_DECIMALS = 6
 
 # Goes into DDL, and may be one of a server's macros, such as {cluster}.
 _CLUSTER = re.compile(r"[\w.{}-]+", re.ASCII)
 # What a header can carry; a line break at the end of a secret file is the usual way to get it wrong.
 _TOKEN = re.compile(r"[!-~]+")
+_WEIGHT = f"a number from 0 to {MAX_RANKING_WEIGHT} with at most {RANKING_DECIMALS} decimals"
 
 
 class SettingsError(ValueError):
@@ -237,6 +245,88 @@ class Settings(ClickHouseSettings):
             json_schema_extra={"allowed": f"a whole number from 1 to {MAX_BACKFILL_BATCH_SIZE}"},
         ),
     ] = 1000
+    news_ranking_w1: Annotated[
+        Decimal,
+        Field(
+            ge=0,
+            le=MAX_RANKING_WEIGHT,
+            decimal_places=RANKING_DECIMALS,
+            description="Weight w1 of a post's popularity times its freshness.",
+            json_schema_extra={"allowed": _WEIGHT},
+        ),
+    ] = Decimal(1)
+    news_ranking_w2: Annotated[
+        Decimal,
+        Field(
+            ge=0,
+            le=MAX_RANKING_WEIGHT,
+            decimal_places=RANKING_DECIMALS,
+            description="Weight w2 of a like.",
+            json_schema_extra={"allowed": _WEIGHT},
+        ),
+    ] = Decimal("0.1")
+    news_ranking_w3: Annotated[
+        Decimal,
+        Field(
+            ge=0,
+            le=MAX_RANKING_WEIGHT,
+            decimal_places=RANKING_DECIMALS,
+            description="Weight w3 of comments a view.",
+            json_schema_extra={"allowed": _WEIGHT},
+        ),
+    ] = Decimal(1)
+    news_ranking_w4: Annotated[
+        Decimal,
+        Field(
+            ge=0,
+            le=MAX_RANKING_WEIGHT,
+            decimal_places=RANKING_DECIMALS,
+            description="Weight w4 of promotion and the author's trust.",
+            json_schema_extra={"allowed": _WEIGHT},
+        ),
+    ] = Decimal("0.5")
+    news_ranking_half_life_days: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_RANKING_HALF_LIFE_DAYS,
+            description="Half-life H: the popularity of a post counts half at this age.",
+            json_schema_extra={"allowed": f"a whole number from 1 to {MAX_RANKING_HALF_LIFE_DAYS}"},
+        ),
+    ] = 7
+    news_ranking_full_boost: Annotated[
+        Decimal,
+        Field(
+            gt=0,
+            le=MAX_RANKING_FULL_BOOST,
+            decimal_places=RANKING_DECIMALS,
+            description="PromotionBoost from which on a post counts as fully promoted.",
+            json_schema_extra={
+                "allowed": f"a number above 0, up to {MAX_RANKING_FULL_BOOST}, with at most {RANKING_DECIMALS} decimals"
+            },
+        ),
+    ] = Decimal(100)
+    news_ranking_author_trust: Annotated[
+        Mapping[str, Annotated[Decimal, Field(ge=0, le=1, decimal_places=RANKING_DECIMALS)]],
+        # JSON is read here, where its numbers do not become floats.
+        NoDecode,
+        Field(
+            description="Trust in an author by type, as JSON; a type that is not in it has none.",
+            json_schema_extra={
+                "allowed": f"a JSON object of numbers from 0 to 1 with at most {RANKING_DECIMALS} decimals, such as "
+                '{"Platform": 1, "Developer": 0.5}'
+            },
+        ),
+    ] = {"Platform": Decimal(1), "Developer": Decimal("0.5")}
+    news_ranking_batch_size: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_BATCH_SIZE,
+            description="Posts in one transaction, at the most.",
+            json_schema_extra={"allowed": f"a whole number from 1 to {MAX_BATCH_SIZE}"},
+        ),
+    ] = 1000
 
     @field_validator(
         "talent_base_url", "talent_token", "rub_currency_id", "backfill_from", "backfill_to", mode="before"
@@ -294,6 +384,16 @@ class Settings(ClickHouseSettings):
         if lower is not None and upper is not None and lower > upper:
             raise PydanticCustomError("range", "it is below PIN_BACKFILL_FROM, {lower}", {"lower": str(lower)})
         return upper
+
+    @field_validator("news_ranking_author_trust", mode="before")
+    @classmethod
+    def _is_json(cls, trust: Any) -> Any:
+        if not isinstance(trust, str):
+            return trust
+        try:
+            return json.loads(trust, parse_float=Decimal)
+        except ValueError:
+            raise PydanticCustomError("json", "it is no JSON") from None
 
     def for_backfill(self) -> BackfillSettings:
         """What a price history backfill needs.

@@ -617,6 +617,11 @@ def test_graph_has_these_assets_jobs_schedules_sensors_and_checks(definitions: d
         "chessboard/property_object_price_changed",
         "pin_analytics/property_object_price_history_facts",
         "pin_analytics/property_object_price_daily",
+        "news/post_ranking_signals",
+        "news/posts",
+        "news/post_reactions",
+        "news/post_promotion_boost",
+        "user_activity/post_views",
     }
     assert {f"{key.asset_key.to_user_string()}:{key.name}" for key in graph.asset_check_keys} == {
         "catalog/popularity_daily_views:every_card_has_a_snapshot",
@@ -628,16 +633,20 @@ def test_graph_has_these_assets_jobs_schedules_sensors_and_checks(definitions: d
         "pin_analytics/property_object_price_history_facts:duplicates_are_collapsible",
         "pin_analytics/property_object_price_history_facts:no_rejected_rows",
         "pin_analytics/property_object_price_history_facts:old_price_is_null",
+        "news/post_ranking_signals:one_row_per_post",
+        "news/post_ranking_signals:scores_equal_reference",
     }
     assert set(repository.job_names) == {
         "popularity_recompute",
         "popularity_freshness",
         "price_history_backfill",
+        "ranking_recompute",
         "__ASSET_JOB",
     }
     assert {schedule.name for schedule in repository.schedule_defs} == {
         "popularity_recompute_nightly",
         "popularity_freshness_hourly",
+        "ranking_recompute_nightly",
     }
     assert {sensor.name for sensor in repository.sensor_defs} == {
         "popularity_run_watchdog",
@@ -658,8 +667,9 @@ def test_everything_in_the_graph_is_described_and_owned(definitions: dg.Definiti
     for each in (*repository.schedule_defs, *repository.sensor_defs):
         assert each.description
         assert each.owners
-        assert each.default_status.value == "RUNNING"
-    for name in ("popularity_recompute", "popularity_freshness", "price_history_backfill"):
+        # What is deferred waits for somebody to start it.
+        assert each.default_status.value == ("STOPPED" if each.name == "ranking_recompute_nightly" else "RUNNING")
+    for name in ("popularity_recompute", "popularity_freshness", "price_history_backfill", "ranking_recompute"):
         job = definitions.resolve_job_def(name)
         assert job.description
         assert job.owners
@@ -686,6 +696,16 @@ def test_lineage_starts_at_the_source(definitions: dg.Definitions) -> None:
         changes: set(),
         facts: {prices, changes},
         "pin_analytics/property_object_price_daily": {facts},
+        "news/posts": set(),
+        "news/post_promotion_boost": set(),
+        "user_activity/post_views": set(),
+        "news/post_reactions": {"news/posts"},
+        "news/post_ranking_signals": {
+            "news/posts",
+            "news/post_reactions",
+            "news/post_promotion_boost",
+            "user_activity/post_views",
+        },
     }
 
 

@@ -34,7 +34,7 @@ NEWS_RANKING = "news.ranking.enabled"
 KNOWN_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         PRICE_BACKFILL: "Backfill of the price history into ClickHouse, once.",
-        NEWS_RANKING: "Ranking of the news feed by reactions to its posts.",
+        NEWS_RANKING: "Ranking of the news feed, and recommendations of posts.",
     }
 )
 
@@ -160,6 +160,11 @@ class Evaluation:
     enabled: bool
     switched_at: datetime | None = None
     problem: str | None = None
+
+    @property
+    def why_off(self) -> str:
+        """Of one that is not enabled: how it stands, as the end of a sentence that begins with its name."""
+        return f"cannot be read and so counts as off ({self.problem})" if self.problem else "is off"
 
 
 def evaluate(connect: Connect, name: str) -> Evaluation:

@@ -5,6 +5,9 @@ from collections.abc import Collection
 
 import dagster as dg
 
+from pin_pipelines.database import Connect
+from pin_pipelines.resources.feature_flags import evaluate
+
 # Owners of schedules and sensors are new in Dagster; an operator wants to see them, and the version is pinned.
 warnings.filterwarnings("ignore", message="Parameter `owners` of ", category=dg.BetaWarning)
 
@@ -40,3 +43,24 @@ def within(field: str, value: int | None, default: int, maximum: int) -> int:
             allow_retries=False,
         )
     return value
+
+
+def refuse_if_off(connect: Connect, flag: str, code: str) -> None:
+    """Let a run go on only while its feature flag is on.
+
+    Args:
+        connect: to the database of the flags; nothing else is read.
+        flag: its name.
+        code: what a refusal begins with, for those who search for it.
+
+    Raises:
+        dagster.Failure: saying why, and how to switch the flag on. It is not tried again.
+    """
+    stands = evaluate(connect, flag)
+    if stands.enabled:
+        return
+    raise dg.Failure(
+        f"{code}: the feature flag {flag} {stands.why_off}. Nothing was read or written. Switch it on with "
+        f"`pin-pipelines flags set {flag} on`, then launch the job again.",
+        allow_retries=False,
+    )

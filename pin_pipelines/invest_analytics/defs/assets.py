@@ -32,10 +32,10 @@ from pin_pipelines.invest_analytics.defs.resources import ClickHouseResource, Ta
 from pin_pipelines.invest_analytics.defs.specs import CHECKS, FACTS, FACTS_SPEC
 from pin_pipelines.invest_analytics.snapshots import SourceError
 from pin_pipelines.resources.clickhouse import ClickHouseUnavailableError
-from pin_pipelines.resources.feature_flags import PRICE_BACKFILL, evaluate
+from pin_pipelines.resources.feature_flags import PRICE_BACKFILL
 from pin_pipelines.resources.postgres import PostgresResource
 from pin_pipelines.resources.run_logging import logging_aside
-from pin_pipelines.resources.runs import within
+from pin_pipelines.resources.runs import refuse_if_off, within
 from pin_pipelines.settings import MAX_BACKFILL_BATCH_SIZE, Settings, SettingsError
 
 OP = "load_price_history"
@@ -99,7 +99,7 @@ def build_facts_asset(settings: Settings) -> dg.AssetsDefinition:
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         with _clear_failures():
             if context.selected_asset_keys:
-                _refuse_if_disabled(postgres)
+                refuse_if_off(postgres.connect, PRICE_BACKFILL, DISABLED)
                 price_range, batch_size = _input(config, settings)
                 events: list[PriceBackfillCompletedDomainEvent] = []
                 stop = threading.Event()
@@ -136,18 +136,6 @@ def _clear_failures() -> Iterator[None]:
         yield
     except _CLEAR_ERRORS as error:
         raise dg.Failure(str(error), allow_retries=False) from error
-
-
-def _refuse_if_disabled(postgres: PostgresResource) -> None:
-    flag = evaluate(postgres.connect, PRICE_BACKFILL)
-    if flag.enabled:
-        return
-    why = f"cannot be read and so counts as off ({flag.problem})" if flag.problem else "is off"
-    raise dg.Failure(
-        f"{DISABLED}: the feature flag {PRICE_BACKFILL} {why}. Nothing was read or written. Switch it on with "
-        f"`pin-pipelines flags set {PRICE_BACKFILL} on`, then launch the job again.",
-        allow_retries=False,
-    )
 
 
 def _input(config: PriceBackfillConfig, settings: Settings) -> tuple[Range, int]:
