@@ -36,6 +36,7 @@ from pin_pipelines.invest_analytics.checkpoints import (
     reject_rows,
 )
 from pin_pipelines.local.errors import LocalStackError
+from pin_pipelines.migrations import NEWS_RANKING_BRANCH
 from pin_pipelines.migrations import migrate as migrate_database
 from pin_pipelines.resources.clickhouse import ClickHouseUnavailableError, open_clickhouse
 from pin_pipelines.resources.feature_flags import PRICE_BACKFILL, FeatureFlagError, list_flags, set_flag
@@ -155,7 +156,14 @@ def up(
 
 
 @app.command()
-def migrate() -> None:
+def migrate(
+    with_news_ranking: Annotated[
+        bool,
+        typer.Option(
+            "--with-news-ranking", help="Also make the tables of the deferred post ranking; news.posts must be there."
+        ),
+    ] = False,
+) -> None:
     """Bring the database of PIN_POSTGRES_URL up to date, and that of PIN_CLICKHOUSE_URL if it is set.
 
     What the pipelines own, nothing else.
@@ -167,6 +175,9 @@ def migrate() -> None:
             pass  # Alembic would say of an unreachable server what the address is, and more.
         migrate_database(url)
         _console.print("The database is up to date.")
+        if with_news_ranking:
+            migrate_database(url, branch=NEWS_RANKING_BRANCH)
+            _console.print("The tables of the post ranking are up to date.")
         if clickhouse.clickhouse_url is not None:
             with open_clickhouse(clickhouse.clickhouse_url.get_secret_value()) as client:
                 facts.create(client, clickhouse.clickhouse_cluster)

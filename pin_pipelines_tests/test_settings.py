@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from uuid import UUID
 
@@ -32,6 +33,11 @@ def test_defaults_are_those_of_the_spec() -> None:
     assert settings.popularity_max_run_duration_seconds == 1800
     assert settings.popularity_single_flight is False
     assert settings.popularity_workers == 1
+    assert settings.news_ranking_w1 == settings.news_ranking_w3 == 1
+    assert (settings.news_ranking_w2, settings.news_ranking_w4) == (Decimal("0.1"), Decimal("0.5"))
+    assert (settings.news_ranking_half_life_days, settings.news_ranking_full_boost) == (7, 100)
+    assert settings.news_ranking_author_trust == {"Platform": 1, "Developer": Decimal("0.5")}
+    assert settings.news_ranking_batch_size == 1000
 
 
 @pytest.mark.parametrize(
@@ -43,6 +49,8 @@ def test_defaults_are_those_of_the_spec() -> None:
         ("PIN_POPULARITY_MAX_RUN_DURATION_SECONDS", 86_400),
         ("PIN_POPULARITY_WORKERS", 16),
         ("PIN_BACKFILL_BATCH_SIZE", 1000),
+        ("PIN_NEWS_RANKING_HALF_LIFE_DAYS", 365),
+        ("PIN_NEWS_RANKING_BATCH_SIZE", 10_000),
     ],
 )
 def test_number_that_is_out_of_bounds_or_none_is_refused(
@@ -80,6 +88,72 @@ def test_other_bad_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, 
         load_settings()
     assert f"{name}: {value!r} is not allowed" in str(refusal.value)
     assert f"it must be {allowed}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good", "allowed"),
+    [
+        *(
+            (
+                f"PIN_NEWS_RANKING_W{number}",
+                ["-0.1", "1000.1", "0.0000001", "NaN", "Infinity", "much", ""],
+                ["0", "0.000001", "1000", "1e2"],
+                "a number from 0 to 1000 with at most 6 decimals",
+            )
+            for number in range(1, 5)
+        ),
+        (
+            "PIN_NEWS_RANKING_FULL_BOOST",
+            ["0", "-1", "1000000000.1", "0.0000001", "NaN", ""],
+            ["0.000001", "1000000000"],
+            "a number above 0, up to 1000000000, with at most 6 decimals",
+        ),
+    ],
+)
+def test_weight_that_is_out_of_bounds_or_no_number_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, bad: list[str], good: list[str], allowed: str
+) -> None:
+    for value in bad:
+        monkeypatch.setenv(name, value)
+        with pytest.raises(SettingsError) as refusal:
+            load_settings()
+        assert f"{name}: {value!r} is not allowed" in str(refusal.value)
+        assert f"it must be {allowed}." in str(refusal.value)
+    for value in good:
+        monkeypatch.setenv(name, value)
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("Platform=1", "Platform=1"),
+        ("", ""),
+        ("[1]", "[1]"),
+        ("null", "None"),
+        ('{"Agency": 1.1}', "1.1"),
+        ('{"Agency": -0.1}', "-0.1"),
+        ('{"Agency": 0.30000000000000001}', "0.30000000000000001"),
+        ('{"Agency": "high"}', "high"),
+        ('{"Agency": NaN}', "nan"),
+        ('{"Agency": true}', "True"),
+    ],
+)
+def test_trust_that_is_no_json_or_out_of_bounds_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str, shown: str
+) -> None:
+    monkeypatch.setenv("PIN_NEWS_RANKING_AUTHOR_TRUST", value)
+    with pytest.raises(SettingsError) as refusal:
+        load_settings()
+    assert f"PIN_NEWS_RANKING_AUTHOR_TRUST: {shown!r} is not allowed" in str(refusal.value)
+    assert "it must be a JSON object of numbers from 0 to 1 with at most 6 decimals" in str(refusal.value)
+
+
+def test_trust_is_read_without_floats_and_may_be_nobody_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIN_NEWS_RANKING_AUTHOR_TRUST", '{"Platform": "1", "Agency": 0.000001}')
+    assert load_settings().news_ranking_author_trust == {"Platform": Decimal(1), "Agency": Decimal("0.000001")}
+    monkeypatch.setenv("PIN_NEWS_RANKING_AUTHOR_TRUST", "{}")
+    assert load_settings().news_ranking_author_trust == {}
 
 
 @pytest.mark.parametrize("name", list(URLS))

@@ -16,6 +16,7 @@ from alembic.config import Config
 # The version table lives in a schema of the pipelines' own: other services keep theirs elsewhere.
 VERSION_SCHEMA = "pin_pipelines"
 MAIN_BRANCH = "main"
+NEWS_RANKING_BRANCH = "news_ranking"
 
 # Two deployments that migrate at the same time would both see the old version.
 _LOCK = "Pin:lock:migrations:pin-pipelines"
