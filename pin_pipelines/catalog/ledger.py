@@ -9,6 +9,7 @@ PostgreSQL frees the moment the process is gone, whatever launched it and whatev
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -62,6 +63,26 @@ class StopPoint:
     card_id: UUID
 
 
+@dataclass(frozen=True)
+class Totals:
+    """What all runs there ever were came to. No figure ever falls.
+
+    Attributes:
+        failed_runs: runs that ended with an error.
+        died_runs: runs whose process was gone.
+        durations: of runs over the whole catalogue that ended in order, by bound in seconds: how many took no longer,
+            and their seconds together.
+    """
+
+    cards_processed: Mapping[CardKind, int]
+    snapshots_written: int
+    snapshots_pruned: int
+    item_errors: int
+    failed_runs: int
+    died_runs: int
+    durations: Mapping[float, tuple[int, float]]
+
+
 class RunAlreadyAliveError(RuntimeError):
     """A live run has this run id already."""
 
@@ -77,6 +98,21 @@ def live_runs(connection: Connection) -> list[LiveRun]:
 def close_dead_runs(connection: Connection) -> list[str]:
     """Close the runs that the ledger shows as running while their lock is free; returns their run ids."""
     return [run_id for (run_id,) in connection.execute(statements.CLOSE_DEAD_RUNS)]
+
+
+def totals(connection: Connection, duration_bounds: Sequence[float]) -> Totals:
+    """Sum the ledger up; durations within these bounds, in seconds (infinity for all of them)."""
+    property_objects, projects, written, pruned, item_errors, failed, died = fetch_one(connection, statements.TOTALS)
+    durations = connection.execute(statements.DURATIONS, {"bounds": list(duration_bounds)})
+    return Totals(
+        cards_processed={CardKind.PROPERTY_OBJECT: property_objects, CardKind.PROJECT: projects},
+        snapshots_written=written,
+        snapshots_pruned=pruned,
+        item_errors=item_errors,
+        failed_runs=failed,
+        died_runs=died,
+        durations={bound: (runs, seconds) for bound, runs, seconds in durations},
+    )
 
 
 class Ledger:
@@ -142,7 +178,10 @@ class Ledger:
         return int(fetch_one(self._connection, statement, parameters)[0])
 
     def close(self, status: RunStatus, **figures: Any) -> None:
-        """Close the run's row with its last figures (the columns of the ledger by name)."""
+        """Close the run's row with its last figures (the columns of the ledger by name).
+
+        A row that somebody has closed already, because the lock was lost and the run taken for dead, stays as it is.
+        """
         parameters = {"run_id": self._run_id, "status": status, **figures}
         try:
             self._connection.execute(statements.CLOSE_RUN, parameters)

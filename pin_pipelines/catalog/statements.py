@@ -275,6 +275,7 @@ def add_batch(kind: CardKind) -> str:
     WHERE run_id = %(run_id)s"""
 
 
+# A row is closed once: of a run that was taken for dead and counted as such, nothing later makes another.
 CLOSE_RUN = f"""
     UPDATE {LEDGER}
     SET status = %(status)s::text, stopped_reason = %(stopped_reason)s, finished_at = clock_timestamp(),
@@ -282,7 +283,7 @@ CLOSE_RUN = f"""
         cards_remaining = %(cards_remaining)s, retries = %(retries)s, duration_ms = %(duration_ms)s, error = %(error)s,
         property_object_stop_id = CASE WHEN %(status)s::text = 'Completed' THEN NULL ELSE property_object_stop_id END,
         project_stop_id = CASE WHEN %(status)s::text = 'Completed' THEN NULL ELSE project_stop_id END
-    WHERE run_id = %(run_id)s"""
+    WHERE run_id = %(run_id)s AND status = 'Running'"""
 
 # What people and checks ask of a finished run
 
@@ -295,6 +296,28 @@ LAST_COMPLETED_FULL_RUN = f"""
     SELECT run_id, started_at, finished_at, clock_timestamp() FROM {LEDGER}
     WHERE run_kind = 'Full' AND status = 'Completed'
     ORDER BY started_at DESC LIMIT 1"""
+
+# Over all runs there ever were. What is summed only grows: the ledger is never pruned, and a row is closed once.
+TOTALS = f"""
+    SELECT coalesce(sum(property_object_cards_processed), 0)::bigint,
+           coalesce(sum(project_cards_processed), 0)::bigint,
+           coalesce(sum(snapshots_written), 0)::bigint,
+           coalesce(sum(snapshots_pruned), 0)::bigint,
+           coalesce(sum(item_errors), 0)::bigint,
+           count(*) FILTER (WHERE status = 'Failed' AND stopped_reason IS DISTINCT FROM 'died'),
+           count(*) FILTER (WHERE status = 'Failed' AND stopped_reason = 'died')
+    FROM {LEDGER}"""
+
+# Runs that went through the catalogue until they were done, or until their time was up: one that failed or was
+# stopped early would make the others look fast. Parameters: bounds (seconds). Returns a row a bound: bound, runs that
+# took no longer, their seconds together.
+DURATIONS = f"""
+    SELECT bound, count(r.run_id), coalesce(sum(r.duration_ms), 0) / 1000.0::float
+    FROM unnest(%(bounds)s::float[]) AS bound
+    LEFT JOIN {LEDGER} r
+        ON r.duration_ms <= bound * 1000
+        AND r.run_kind <> 'Rebuild' AND r.stopped_reason IN ('completed', 'max_duration')
+    GROUP BY bound ORDER BY bound"""
 
 ENDED_RUNS = f"""
     SELECT run_id, extract(epoch FROM clock_timestamp() - finished_at)::float FROM {LEDGER}

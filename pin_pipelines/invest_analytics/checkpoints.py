@@ -84,6 +84,12 @@ class Range:
             return None
         return UUID(int=self.lower.int - 1)
 
+    def encloses(self, other: Range) -> bool:
+        """Whether nothing of the other range is outside of this one."""
+        begins = self.lower is None or (other.lower is not None and self.lower <= other.lower)
+        ends = self.upper is None or (other.upper is not None and other.upper <= self.upper)
+        return begins and ends
+
     def ends_at(self, cursor: UUID | None) -> bool:
         """Whether nothing of the range is left behind the cursor."""
         return cursor is not None and self.upper is not None and cursor >= self.upper
@@ -143,6 +149,26 @@ class Reject:
     reason: str
     payload: str
     rejected_at: datetime
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the backfill stands, over all checkpoints there ever were. The three counts never fall.
+
+    Attributes:
+        batch_size: of the range that was worked on last; None before the first.
+        running: some process works on a range now.
+        heartbeat: of the ranges that are worked on, the oldest.
+        unattended_since: since when a range is neither loaded nor worked on; None if there is none.
+    """
+
+    processed_property_object_count: int
+    ingested_fact_count: int
+    insert_errors: int
+    batch_size: int | None
+    running: bool
+    heartbeat: datetime | None
+    unattended_since: datetime | None
 
 
 # The statements
@@ -282,6 +308,42 @@ def checkpoint_of(connection: Connection, price_range: Range) -> Checkpoint | No
 def alive(connection: Connection, price_range: Range) -> bool:
     """Whether some process works on the range now: its advisory lock is held."""
     return bool(fetch_one(connection, f"SELECT {_LOCK_IS_HELD.format('')}", {"lock_key": _lock_key(price_range)})[0])
+
+
+def standing(connection: Connection) -> Standing:
+    """Sum the checkpoints up, and see who is at work."""
+    checkpoints = checkpoint_rows(connection)
+    unfinished = [each for each in checkpoints if each.status is not CheckpointStatus.COMPLETED]
+    running = [
+        each for each in unfinished if each.status is CheckpointStatus.RUNNING and alive(connection, each.price_range)
+    ]
+    left = [_left_at(each) for each in unfinished if each not in running and not _is_loaded_since(each, checkpoints)]
+    newest = max(checkpoints, key=lambda each: each.updated_at, default=None)
+    return Standing(
+        processed_property_object_count=sum(each.processed_property_object_count for each in checkpoints),
+        ingested_fact_count=sum(each.ingested_fact_count for each in checkpoints),
+        insert_errors=sum(each.insert_errors for each in checkpoints),
+        batch_size=newest.batch_size if newest else None,
+        running=bool(running),
+        heartbeat=min((each.updated_at for each in running), default=None),
+        unattended_since=min(left, default=None),
+    )
+
+
+def _left_at(checkpoint: Checkpoint) -> datetime:
+    """When a run last did something for a range: it failed, or was seen alive before it died."""
+    failed = checkpoint.failed_at if checkpoint.status is CheckpointStatus.FAILED else None
+    return failed or checkpoint.updated_at
+
+
+def _is_loaded_since(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> bool:
+    """Whether a run over this range, or one around it, completed after the last one of this checkpoint."""
+    return any(
+        other.completed_at is not None
+        and other.completed_at > _left_at(checkpoint)
+        and other.price_range.encloses(checkpoint.price_range)
+        for other in others
+    )
 
 
 def _lock_key(price_range: Range) -> str:
