@@ -57,10 +57,15 @@ def find_port(port: int) -> int:
 
 def start_servers(stack: LocalStack, port: int) -> list[Server]:
     """Start webserver and daemon."""
-    return [
-        _start(stack, "webserver", ["dagster_webserver", "-h", HOST, "-p", str(port)]),
-        _start(stack, "daemon", ["dagster._daemon", "run"]),
-    ]
+    return [start_webserver(stack, port), _start(stack, "daemon", ["dagster._daemon", "run"])]
+
+
+def start_webserver(stack: LocalStack, port: int, *, read_only: bool = False) -> Server:
+    """Start a webserver, for operators, or as analysts get it: everything to be seen, and nothing to be done."""
+    module = ["dagster_webserver", "-h", HOST, "-p", str(port)]
+    if read_only:
+        return _start(stack, "webserver-read-only", [*module, "--read-only"])
+    return _start(stack, "webserver", module)
 
 
 def _start(stack: LocalStack, name: str, module: Sequence[str]) -> Server:

@@ -48,12 +48,14 @@ class LocalStack:
 
     Attributes:
         environment: what another process needs to use it; it is in ``os.environ`` too.
+        talent: the source of prices.
     """
 
     data_dir: Path
     project_dir: Path
     postgres_url: str
     environment: Mapping[str, str]
+    talent: TalentStandIn
 
 
 @contextmanager
@@ -78,7 +80,7 @@ def local_stack(ownership: Ownership, on_step: Callable[[str], None]) -> Iterato
             environment = _prepare(postgres, talent, data_dir, project_dir)
             with _environment(environment):
                 _end_runs_left_behind()
-                yield LocalStack(data_dir, project_dir, postgres.url(DATABASE), environment)
+                yield LocalStack(data_dir, project_dir, postgres.url(DATABASE), environment, talent)
         finally:
             ownership.ending.set()
             on_step("Stopping")
