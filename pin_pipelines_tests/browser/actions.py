@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from uuid import UUID
 
+import psycopg
+import requests
 from playwright.sync_api import Page, expect
 
-from pin_pipelines_tests.browser.stack import LOCATION
+from pin_pipelines.local.backfill_demo import switch_on
+from pin_pipelines.local.talent import PATH
+from pin_pipelines_tests.browser.stack import LOCATION, Served
 
 
 def launch_partition(page: Page, run_date: date | None = None) -> None:
@@ -24,8 +29,8 @@ def launch_partition(page: Page, run_date: date | None = None) -> None:
     view_launched(page)
 
 
-def launch_with_config(page: Page, job: str, config: str, partition: date | None = None) -> None:
-    """From the job's Launchpad; what it prefills is replaced, since that is not the op's config."""
+def fill_launchpad(page: Page, job: str, config: str, partition: date | None = None) -> None:
+    """The job's Launchpad with this config; what it prefills is replaced, since that is not the op's."""
     page.goto(f"{LOCATION}/jobs/{job}/playground")
     editor = page.locator(".CodeMirror")
     expect(editor).to_contain_text("PIN_POSTGRES_URL")
@@ -35,7 +40,13 @@ def launch_with_config(page: Page, job: str, config: str, partition: date | None
     editor.click()
     page.keyboard.press("Control+A")
     page.keyboard.insert_text(config)
+
+
+def launch_with_config(page: Page, job: str, config: str, partition: date | None = None) -> None:
+    """From the job's Launchpad; the run's page is open then."""
+    fill_launchpad(page, job, config, partition)
     page.get_by_role("button", name="Launch Run").click()
+    expect_run_page(page)
 
 
 def view_launched(page: Page) -> None:
@@ -70,3 +81,36 @@ def expect_logged(page: Page, text: str) -> None:
 def expect_status(page: Page, status: str) -> None:
     """The run's page shows this status."""
     expect(page.get_by_text(status, exact=True).first).to_be_visible()
+
+
+def view_requested(page: Page) -> None:
+    """From the sensor's page, by the tick that asked for a run; the run's page is open then."""
+    page.get_by_role("button", name="1 run requested").first.click()
+    page.get_by_role("dialog").locator("a[href*='/runs/']").first.click()
+    expect_run_page(page)
+
+
+def turn_flag_on(stack: Served) -> None:
+    """As `pin-pipelines flags set` does."""
+    switch_on(lambda: psycopg.connect(stack.stack.postgres_url))
+
+
+def first_objects(stack: Served, count: int) -> list[UUID]:
+    """Of the source, in its order."""
+    talent = stack.stack.talent
+    answer = requests.get(
+        f"{talent.url}{PATH}",
+        params={"take": count},
+        headers={"Authorization": f"Bearer {talent.token}"},
+        timeout=10,
+    )
+    return [UUID(item["propertyObjectId"]) for item in answer.json()["items"]]
+
+
+def range_config(lower: UUID, upper: UUID, batch_size: int) -> str:
+    """Run config of the backfill."""
+    return (
+        "ops:\n  load_price_history:\n    config:\n"
+        f"      from_property_object_id: {lower}\n      to_property_object_id: {upper}\n"
+        f"      batch_size: {batch_size}\n"
+    )

@@ -1,4 +1,4 @@
-"""The local stack as a browser meets it: a catalogue with a few nights behind it, operators' and analysts' servers."""
+"""The local stack as a browser meets it: a catalogue with some nights and a run of today, and both webservers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from pin_pipelines.local.demo import ensure_catalogue, let_views_come_in, missing_history, play_night
+from pin_pipelines.local.demo import ensure_catalogue, let_views_come_in, missing_history, play_night, run_today
 from pin_pipelines.local.ownership import owned
 from pin_pipelines.local.servers import HOST, Server, find_port, start_servers, start_webserver, wait_until_answering
 from pin_pipelines.local.stack import LocalStack, local_stack
@@ -74,7 +74,10 @@ def _play(stack: LocalStack, property_objects: int, nights: int) -> list[date]:
         played = missing_history(instance, catalogue, settings)[-nights:]
         for night in played:
             play_night(connect, instance, catalogue, night, settings)
-    let_views_come_in(connect, catalogue, today)
+        let_views_come_in(connect, catalogue, today)
+        # The checks are evaluated by a run alone.
+        outcome = run_today(instance, connect, settings, today)
+    assert outcome.failure is None, outcome.failure
     return played
 
 
