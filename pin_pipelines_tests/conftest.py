@@ -13,17 +13,16 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from pin_pipelines.local.ownership import end_marked_processes, postgres_dir
+from pin_pipelines.local.news_stand_ins import create_news_stand_ins
 from pin_pipelines.local.postgres import EmbeddedPostgres
 from pin_pipelines.local.stand_ins import create_stand_ins
 from pin_pipelines.migrations import migrate
-from pin_pipelines_tests.catalogue import Catalogue
-from pin_pipelines_tests.clickhouse import clickhouse, clickhouse_url  # noqa: F401 - fixtures for all tests
-from pin_pipelines_tests.clickhouse_front import ClickHouseFront
-from pin_pipelines_tests.price_backfill import Backfill
-from pin_pipelines_tests.roles import MIGRATIONS, PIPELINE, apply_roles, as_role
-
-PROJECT_ROOT = Path(__file__).resolve().parents[1]
+from pin_pipelines_tests.support import PROJECT_ROOT
+from pin_pipelines_tests.support.catalogue import Catalogue
+from pin_pipelines_tests.support.clickhouse_front import ClickHouseFront
+from pin_pipelines_tests.support.news import News
+from pin_pipelines_tests.support.price_backfill import Backfill
+from pin_pipelines_tests.support.roles import MIGRATIONS, PIPELINE, apply_roles, as_role
 
 _numbers = count(1)
 
@@ -73,8 +72,19 @@ def database_url(postgres: EmbeddedPostgres, template: str, new_database: Callab
 
 
 @pytest.fixture
+def empty_database_url(postgres: EmbeddedPostgres, new_database: Callable[[str], str]) -> str:
+    return postgres.url(new_database("template0"))
+
+
+@pytest.fixture
 def catalogue(database_url: str) -> Catalogue:
     return Catalogue(database_url)
+
+
+@pytest.fixture
+def clickhouse_url(tmp_path: Path) -> str:
+    """A folder of the test's own: nothing is in it, and nobody holds it."""
+    return f"chdb://{tmp_path / 'clickhouse'}"
 
 
 @pytest.fixture
@@ -90,16 +100,22 @@ def fronted(database_url: str, front: ClickHouseFront) -> Backfill:
     return Backfill(database_url, front.url).furnish()
 
 
+@pytest.fixture(scope="session")
+def news_template(postgres: EmbeddedPostgres) -> str:
+    """The same with the branch of the ranking applied."""
+    postgres.ensure_database("template_news")
+    url = postgres.url("template_news")
+    with psycopg.connect(url) as connection:
+        create_news_stand_ins(connection)
+    migrate(url)
+    migrate(url, branch="news_ranking")
+    return "template_news"
+
+
 @pytest.fixture
-def data_dir() -> Iterator[Path]:
-    """A data folder for `pin-pipelines` commands; nothing of theirs outlives the test."""
-    folder = Path(tempfile.mkdtemp(prefix="pin-stack-"))
-    try:
-        yield folder
-    finally:
-        end_marked_processes(folder)
-        EmbeddedPostgres(postgres_dir(folder)).stop()
-        shutil.rmtree(folder, ignore_errors=True)
+def news(postgres: EmbeddedPostgres, news_template: str, new_database: Callable[[str], str]) -> News:
+    """A database with the branch of the ranking."""
+    return News(postgres.url(new_database(news_template)))
 
 
 def _administer(postgres: EmbeddedPostgres, statement: str, *names: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from pin_pipelines.settings import ENV_PREFIX, BackfillSettings, Settings
-from pin_pipelines_tests.conftest import PROJECT_ROOT
+from pin_pipelines_tests.support import PROJECT_ROOT
 
 README = (PROJECT_ROOT / "README.md").read_text()
 PACKAGE = PROJECT_ROOT / "pin_pipelines"

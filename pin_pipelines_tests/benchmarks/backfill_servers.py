@@ -64,7 +64,7 @@ def _serve_talent(connection: Connection, objects: int, months: int, latency: in
 
 def _serve_clickhouse(connection: Connection, folder: Path) -> None:
     # Here alone, so that no other process has chDB in its memory.
-    from pin_pipelines_tests.clickhouse_front import ClickHouseFront
+    from pin_pipelines_tests.support.clickhouse_front import ClickHouseFront
 
     with ClickHouseFront(folder) as front:
         connection.send(front.url)

@@ -19,7 +19,7 @@ from pin_pipelines_tests.browser.actions import (
     view_requested,
 )
 from pin_pipelines_tests.browser.stack import LOCATION, Served, chromium, opened, served
-from pin_pipelines_tests.conftest import PROJECT_ROOT
+from pin_pipelines_tests.support import PROJECT_ROOT
 
 DOCS = PROJECT_ROOT / "docs"
 

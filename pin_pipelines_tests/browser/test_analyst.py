@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from pin_pipelines.invest_analytics.defs.sensor import BACKFILL_SENSOR
 from pin_pipelines_tests.browser.stack import LOCATION, Served, needs_chromium
-from pin_pipelines_tests.stack import ask
+from pin_pipelines_tests.support.stack import ask
 
 pytestmark = needs_chromium
 

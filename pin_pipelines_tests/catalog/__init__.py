@@ -1,0 +1,1 @@
+"""The popularity: formula, engine, and what operators meet in Dagster."""
