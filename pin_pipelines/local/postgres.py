@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 import psutil
 import psycopg
+from filelock import FileLock
 from psycopg import sql
 
 from pin_pipelines.local.errors import LocalStackError
@@ -122,7 +123,7 @@ class EmbeddedPostgres:
         """
         self._socket_dir = None
         if self._is_running():
-            server = get_server(self._data_dir, cleanup_mode=None, start=False)
+            server = _handle(self._data_dir)
             # What does not stop in time, a checkpoint on a slow disk say, is ended below.
             with suppress(EmbeddedPostgresError):
                 self._pg_ctl(server, "stop", "-m", mode, timeout=_STOP_TIMEOUT_SECONDS)
@@ -211,12 +212,20 @@ def _initialised(data_dir: Path) -> PostgresServer:
         unfinished = data_dir.with_name(f"{data_dir.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         with _c_locale():
-            get_server(unfinished, cleanup_mode=None, start=False).ensure_pgdata_inited()
+            _handle(unfinished).ensure_pgdata_inited()
         unfinished.rename(data_dir)
-    server = get_server(data_dir, cleanup_mode=None, start=False)
+    server = _handle(data_dir)
     # For root: the folders above are opened to the system user again, the checkout may have moved.
     server.ensure_pgdata_inited()
     return server
+
+
+def _handle(data_dir: Path) -> PostgresServer:
+    """The library's handle on a data folder. For root it makes the system user: one process at a time, or both do."""
+    if os.geteuid() != 0:
+        return get_server(data_dir, cleanup_mode=None, start=False)
+    with FileLock(Path(tempfile.gettempdir()) / "pin-pipelines-system-user.lock"):
+        return get_server(data_dir, cleanup_mode=None, start=False)
 
 
 @contextmanager

@@ -115,6 +115,7 @@ KILL_POINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counters", ["move", "stand still"])
 @pytest.mark.parametrize("point", KILL_POINTS)
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
@@ -151,6 +152,7 @@ def test_a_run_that_is_ended_leaves_no_lock_and_the_next_one_gives_the_rows_of_a
     assert completed["status"] == "Completed"
 
 
+@pytest.mark.slow
 def test_a_terminated_run_with_four_workers_takes_all_their_batches_back(furnished: Catalogue) -> None:
     with (
         brake(furnished, before_snapshot()) as held,
@@ -230,6 +232,7 @@ def fragile_server() -> Iterator[EmbeddedPostgres]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_restart_of_postgresql_fails_the_run_keeps_what_was_committed_and_the_next_run_completes(
     fragile_server: EmbeddedPostgres, mode: StopMode

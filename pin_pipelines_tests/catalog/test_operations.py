@@ -19,6 +19,8 @@ from pin_pipelines_tests.support.roles import apply_roles
 from pin_pipelines_tests.support.stack import Up, ask, launch_today, run_status, up
 from pin_pipelines_tests.support.waiting import until
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("operations")]
+
 TODAY = datetime.now(UTC).date()
 
 

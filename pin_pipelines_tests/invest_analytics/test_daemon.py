@@ -20,6 +20,8 @@ from pin_pipelines_tests.support.price_backfill import Backfill, object_id, pric
 from pin_pipelines_tests.support.price_backfill_dagster import configure, let_pass, switch
 from pin_pipelines_tests.support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 OBJECTS = 60
 KILLS = 2
 

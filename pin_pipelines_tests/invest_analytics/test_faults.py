@@ -192,6 +192,7 @@ def resume(backfill: Backfill, talent: TalentStandIn) -> None:
         assert backfill.run(source).stopped_reason is StopReason.COMPLETED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_run_leaves_a_true_checkpoint_and_the_next_one_loads_each_object_once(stores: Stores, step: str) -> None:
     backfill, held = stores.backfill, STEPS[step].hold(stores)
@@ -214,6 +215,7 @@ def test_killed_run_leaves_a_true_checkpoint_and_the_next_one_loads_each_object_
     assert [row.status for row in backfill.checkpoints()] == [CheckpointStatus.COMPLETED] * (2 if completed else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_interrupted_run_finishes_the_page_in_hand_and_leaves_the_range_to_be_resumed(
     stores: Stores, step: str
@@ -241,6 +243,7 @@ def test_interrupted_run_finishes_the_page_in_hand_and_leaves_the_range_to_be_re
 # Several processes at once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instances", [2, 4])
 def test_of_processes_that_run_at_once_one_loads_and_the_others_end_as_no_ops(
     database_url: str, clickhouse_url: str, talent: TalentStandIn, instances: int
@@ -268,6 +271,7 @@ def test_of_processes_that_run_at_once_one_loads_and_the_others_end_as_no_ops(
 # At random
 
 
+@pytest.mark.slow
 def test_a_hundred_random_kills_in_a_row_leave_one_visible_row_an_object_and_true_checkpoints(
     database_url: str, clickhouse_url: str
 ) -> None:

@@ -361,6 +361,7 @@ def store_and_answer(insert: Insert) -> None:
     insert.answer(insert.store())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_any_history_of_runs_leaves_checkpoints_and_facts_as_the_model_says(
     database_url: str, front: ClickHouseFront

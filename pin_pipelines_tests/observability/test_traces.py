@@ -331,6 +331,7 @@ def receiver() -> Iterator[Collector]:
         yield server
 
 
+@pytest.mark.slow
 def test_run_worker_sends_its_spans_before_it_ends(
     catalogue: Catalogue,
     instance: dg.DagsterInstance,

@@ -27,6 +27,8 @@ from pin_pipelines_tests.support.leaks import ProcessList, stored, written
 from pin_pipelines_tests.support.price_backfill import Backfill, prices
 from pin_pipelines_tests.support.price_backfill_dagster import configure, switch
 
+pytestmark = pytest.mark.slow
+
 POSTGRES, DAGSTER, CLICKHOUSE, TALENT = (
     f"marked-{place}-5f1c9e" for place in ("postgres", "dagster", "clickhouse", "talent")
 )
