@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
+from functools import lru_cache
 from itertools import count, takewhile
 
 SHORT_WINDOW_DAYS = 7
@@ -124,8 +125,15 @@ class Signals:
 
 def recency_decay(age_days: int, half_life_days: int) -> Decimal:
     """RecencyDecay at an age, with five decimals."""
-    exponent = _CONTEXT.divide(Decimal(-age_days), Decimal(half_life_days))
-    return _CONTEXT.power(Decimal(2), exponent).quantize(DECAY_QUANTUM, rounding=ROUND_HALF_UP)
+    half_lives, days = divmod(age_days, half_life_days)
+    decay = _CONTEXT.divide(_decay_within_half_life(days, half_life_days), Decimal(2**half_lives))
+    return decay.quantize(DECAY_QUANTUM, rounding=ROUND_HALF_UP)
+
+
+@lru_cache(maxsize=1024)
+def _decay_within_half_life(days: int, half_life_days: int) -> Decimal:
+    """2^(−days/H). A run looks up all ages, some 18 half-lives of them, and a power takes 90 µs."""
+    return _CONTEXT.power(Decimal(2), _CONTEXT.divide(Decimal(-days), Decimal(half_life_days)))
 
 
 def recency_decay_of(published_at: datetime | None, as_of: date, half_life_days: int) -> Decimal:

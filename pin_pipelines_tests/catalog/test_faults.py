@@ -21,6 +21,7 @@ import psycopg
 import pytest
 
 from pin_pipelines.catalog import recompute as engine
+from pin_pipelines.catalog import statements
 from pin_pipelines.catalog.decay import reference_score
 from pin_pipelines.catalog.ledger import RunAlreadyAliveError, RunKind
 from pin_pipelines.catalog.recompute import Parameters, Progress, StopReason, Summary, TooManyItemErrorsError
@@ -59,6 +60,16 @@ def furnish(catalogue: Catalogue) -> None:
 def furnished(catalogue: Catalogue) -> Catalogue:
     furnish(catalogue)
     return catalogue
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run waits for before it goes on without: here it never comes, so each wait is a tenth of the real one."""
+    monkeypatch.setattr(engine, "STOP_GRACE_SECONDS", engine.STOP_GRACE_SECONDS / 10)
+    for name, real, short in (("WORKER_SESSION", "'5s'", "'500ms'"), ("WAIT_A_LITTLE", "'2s'", "'200ms'")):
+        statement: str = getattr(statements, name)
+        assert statement.count(f"'lock_timeout', {real}") == 1
+        monkeypatch.setattr(statements, name, statement.replace(f"'lock_timeout', {real}", f"'lock_timeout', {short}"))
 
 
 @pytest.fixture
@@ -189,6 +200,7 @@ def test_the_next_run_closes_a_dead_run_in_the_ledger_and_leaves_a_live_one_alon
 # Stopped inside a batch
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("point", KILL_POINTS)
 def test_a_stop_signal_inside_a_transaction_takes_it_back_whole_and_frees_its_locks(
     furnished: Catalogue, point: str
@@ -428,6 +440,7 @@ def test_an_instance_that_is_slow_to_begin_finds_all_handled_and_does_nothing(ca
     assert (late.stopped_reason, late.cards_left_locked) == (StopReason.COMPLETED, 0)
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_instances_that_end_together_wait_for_each_other_to_prune(furnished: Catalogue) -> None:
     removed = Point(f"AFTER DELETE ON {SNAPSHOTS}")
     run = partial(furnished.run, parameters=IN_FOURS)
@@ -436,7 +449,7 @@ def test_instances_that_end_together_wait_for_each_other_to_prune(furnished: Cat
         with background(run) as (second,):
             wait_until_blocked(furnished, "popularity %")
             # Longer than a batch may wait for a lock.
-            assert wait([second], timeout=5.5).not_done
+            assert wait([second], timeout=0.8).not_done
             held.release()
             summaries = first.result(), second.result()
     assert [summary.snapshots_pruned for summary in summaries] == [16, 0]
@@ -477,6 +490,7 @@ def test_cards_held_during_the_pass_are_picked_up_by_the_sweep_when_they_are_rel
     assert_scores_follow_from_what_is_stored(furnished)
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_cards_held_to_the_end_are_counted_and_the_run_completes_without_them(
     furnished: Catalogue, writer: psycopg.Connection[Any]
 ) -> None:
@@ -753,6 +767,7 @@ def test_a_run_whose_time_is_up_between_two_attempts_at_a_batch_ends_in_order(
     assert furnished.ledger()[0]["status"] == "Stopped"
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_a_lock_time_out_is_tried_again(furnished: Catalogue, caplog: pytest.LogCaptureFixture) -> None:
     with furnished.connect() as other:
         other.execute(f"LOCK TABLE {SNAPSHOTS} IN ACCESS EXCLUSIVE MODE")

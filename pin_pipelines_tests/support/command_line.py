@@ -6,8 +6,17 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from pin_pipelines.cli import app
+from pin_pipelines_tests.support.forking import SERVER
+
+# A process that imports everything itself, for what starts others in its turn or is sent signals.
 COMMAND = [sys.executable, "-c", "from pin_pipelines.cli import app; app(prog_name='pin-pipelines')"]
+
+_TIMEOUT_SECONDS = 120
 
 
 def command(*arguments: str, url: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -16,9 +25,25 @@ def command(*arguments: str, url: str | None = None, **variables: str) -> subpro
     environment |= variables
     if url is not None:
         environment["PIN_POSTGRES_URL"] = url
-    return subprocess.run(
-        [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder) / "stdout", Path(folder) / "stderr"
+        process = SERVER.Process(target=_run, args=(arguments, environment, output, errors))
+        process.start()
+        process.join(_TIMEOUT_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(arguments, _TIMEOUT_SECONDS, output.read_text(), errors.read_text())
+        return subprocess.CompletedProcess(arguments, process.exitcode, output.read_text(), errors.read_text())
+
+
+def _run(arguments: Sequence[str], environment: Mapping[str, str], output: Path, errors: Path) -> None:
+    """In the new process."""
+    os.environ.clear()
+    os.environ.update(environment)
+    for file, stream in ((output, sys.stdout), (errors, sys.stderr)):
+        with file.open("wb") as opened:
+            os.dup2(opened.fileno(), stream.fileno())
+    app(arguments, prog_name="pin-pipelines")
 
 
 def shown(done: subprocess.CompletedProcess[str]) -> dict[str, str]:

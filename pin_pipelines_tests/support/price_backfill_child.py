@@ -1,13 +1,10 @@
 """Runs of the backfill in processes of their own, to be killed or stopped.
 
-They fork from a server that has imported the engine, which takes a second or two. The embedded ClickHouse it must leave
-alone: the import alone opens one, with threads that a fork would lose. So a child imports that itself, and may be made
-ready for it while another one runs.
+A child imports the embedded ClickHouse itself, and may be made ready while another one runs.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import sys
 import threading
@@ -25,15 +22,12 @@ from pin_pipelines.invest_analytics.backfill import StopReason, run_backfill
 from pin_pipelines.invest_analytics.talent import TalentClient
 from pin_pipelines.local.talent import TalentStandIn
 from pin_pipelines.resources.clickhouse import open_clickhouse
+from pin_pipelines_tests.support.forking import SERVER
 from pin_pipelines_tests.support.price_backfill import EVERYTHING, RUB, Backfill
 
 BATCH = 4
 EXIT_CODES = {StopReason.COMPLETED: 0, StopReason.CLAIM_TAKEN: 3, StopReason.STOP_SIGNAL: 4}
 INTERRUPTED = 5
-
-_SERVER = multiprocessing.get_context("forkserver")
-# pytest, because a child imports its parent's __main__.
-_SERVER.set_forkserver_preload(["pytest", __name__])
 
 
 class Interrupted(BaseException):
@@ -47,9 +41,9 @@ class Child:
     """
 
     def __init__(self, backfill: Backfill, talent: TalentStandIn) -> None:
-        self._wire, end = _SERVER.Pipe()
+        self._wire, end = SERVER.Pipe()
         arguments = end, backfill.pipeline_url, backfill.clickhouse_url, talent.url, talent.token
-        self.process = _SERVER.Process(target=_load, args=arguments)
+        self.process = SERVER.Process(target=_load, args=arguments)
         self.process.start()
         end.close()
 

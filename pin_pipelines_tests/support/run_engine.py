@@ -13,6 +13,7 @@ from types import FrameType
 
 import psycopg
 
+from pin_pipelines.catalog import recompute as engine
 from pin_pipelines.catalog.recompute import Parameters, recompute
 
 
@@ -26,6 +27,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def main(url: str, options: str) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
+    # What a test holds the run by is not let go within any time.
+    engine.STOP_GRACE_SECONDS = 0.2
     given = json.loads(options)
     recompute(
         lambda: psycopg.connect(url),
