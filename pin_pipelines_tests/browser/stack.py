@@ -23,7 +23,6 @@ from pin_pipelines.settings import load_settings
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = [
-    pytest.mark.slow,
     pytest.mark.system_package,
     # They share a stack.
     pytest.mark.xdist_group("browser"),

@@ -18,6 +18,7 @@ from pin_pipelines.catalog.tables import CardKind
 from pin_pipelines.definitions import build_definitions
 from pin_pipelines.resources.postgres import PostgresResource
 from pin_pipelines_tests.support.catalogue import PROJECT, Catalogue
+from pin_pipelines_tests.support.tiers import first_is_fast
 
 TODAY = datetime.now(UTC).date()
 YESTERDAY = TODAY - timedelta(days=1)
@@ -30,7 +31,7 @@ def definitions(instance: dg.DagsterInstance) -> dg.Definitions:
     return build_definitions()
 
 
-@pytest.fixture(params=["popularity_recompute", "implicit asset job"])
+@pytest.fixture(params=first_is_fast("popularity_recompute", "implicit asset job"))
 def launch(request: pytest.FixtureRequest, definitions: dg.Definitions, instance: dg.DagsterInstance) -> Launch:
     """Launches a partition by the job, and as the UI's «Materialize» and backfills do."""
     implicit = request.param == "implicit asset job"
@@ -99,6 +100,7 @@ def test_partition_of_today_is_captured_and_scored(catalogue: Catalogue, launch:
     assert {event.partition for event in result.get_asset_materialization_events()} == {TODAY.isoformat()}
 
 
+@pytest.mark.slow
 def test_partition_of_today_again_gives_the_same_scores(catalogue: Catalogue, launch: Launch) -> None:
     card = catalogue.add(130)
     catalogue.store(card, {YESTERDAY: 100})
@@ -161,6 +163,7 @@ def test_partition_of_tomorrow_does_not_exist(launch: Launch) -> None:
         launch(TODAY + timedelta(days=1))
 
 
+@pytest.mark.slow
 def test_many_past_partitions_in_a_row_harm_nothing(catalogue: Catalogue, launch: Launch) -> None:
     card = catalogue.add(50)
     catalogue.store(card, {TODAY - timedelta(days=ago): 40 - ago for ago in range(30)})
@@ -177,12 +180,12 @@ def test_many_past_partitions_in_a_row_harm_nothing(catalogue: Catalogue, launch
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [
+    first_is_fast(
         ({"batch_size": 0}, "batch_size: 0 is not allowed; give a whole number from 1 to 10000"),
         ({"batch_size": 10_001}, "batch_size: 10001 is not allowed"),
         ({"max_run_duration_seconds": -5}, "max_run_duration_seconds: -5 is not allowed; give a whole number from 1"),
         ({"card_ids": ["flat-7"]}, "card_ids: 'flat-7' is not a UUID"),
-    ],
+    ),
 )
 def test_bad_run_config_is_refused_at_the_start(
     catalogue: Catalogue, run_today: Launch, config: dict[str, Any], message: str
@@ -361,11 +364,11 @@ def test_drift_is_an_error_that_names_a_card(
 
 @pytest.mark.parametrize(
     ("age", "passed"),
-    [
+    first_is_fast(
         (timedelta(hours=25, minutes=59), {26: True, 30: True}),
         (timedelta(hours=26, minutes=1), {26: False, 30: True}),
         (timedelta(hours=30, minutes=1), {26: False, 30: False}),
-    ],
+    ),
 )
 def test_freshness_is_the_age_of_the_last_completed_full_run(
     catalogue: Catalogue,

@@ -77,6 +77,7 @@ def twin_of(postgres: EmbeddedPostgres, new_database: Callable[[str], str]) -> C
     """A second database with all that the first one holds."""
 
     def copy(catalogue: Catalogue) -> Catalogue:
+        catalogue.leave()
         name = psycopg.conninfo.conninfo_to_dict(catalogue.url)["dbname"]
         return Catalogue(postgres.url(new_database(str(name))))
 
@@ -200,6 +201,7 @@ def test_the_next_run_closes_a_dead_run_in_the_ledger_and_leaves_a_live_one_alon
 # Stopped inside a batch
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("point", KILL_POINTS)
 def test_a_stop_signal_inside_a_transaction_takes_it_back_whole_and_frees_its_locks(
@@ -296,6 +298,7 @@ def test_a_worker_that_loses_its_connection_fails_the_run_and_the_others_finish_
 # Beside a consumer, and beside each other
 
 
+@pytest.mark.slow
 def test_a_consumer_at_full_speed_loses_no_increment(catalogue: Catalogue) -> None:
     cards = catalogue.add_many(200)
     catalogue.run(night(-1))
@@ -382,6 +385,7 @@ def test_four_overlapping_instances_handle_every_card_once(catalogue: Catalogue)
     assert sum(row["snapshots_written"] for row in rows) == 230
 
 
+@pytest.mark.slow
 def test_when_one_of_four_instances_is_killed_the_others_handle_every_card_once(catalogue: Catalogue) -> None:
     flats, projects = catalogue.add_many(200, views=9), catalogue.add_many(30, kind=PROJECT, views=9)
     start_audit(catalogue)
@@ -440,6 +444,7 @@ def test_an_instance_that_is_slow_to_begin_finds_all_handled_and_does_nothing(ca
     assert (late.stopped_reason, late.cards_left_locked) == (StopReason.COMPLETED, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_waits")
 def test_instances_that_end_together_wait_for_each_other_to_prune(furnished: Catalogue) -> None:
     removed = Point(f"AFTER DELETE ON {SNAPSHOTS}")
@@ -578,6 +583,7 @@ def test_poison_cards_stay_out_of_the_sweep(furnished: Catalogue, writer: psycop
     assert (summary.item_errors, summary.snapshots_written, summary.cards_left_locked) == (1, 15, 0)
 
 
+@pytest.mark.slow
 def test_more_than_1000_poison_cards_fail_the_run_and_what_was_committed_stays(
     catalogue: Catalogue, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -595,6 +601,7 @@ def test_more_than_1000_poison_cards_fail_the_run_and_what_was_committed_stays(
     assert sum(record.levelno == logging.ERROR for record in caplog.records) == 1000
 
 
+@pytest.mark.slow
 def test_exactly_1000_poison_cards_are_borne(catalogue: Catalogue) -> None:
     catalogue.add_many(1000, views=-1)
     catalogue.add_many(10, first=2000)
@@ -779,6 +786,7 @@ def test_a_lock_time_out_is_tried_again(furnished: Catalogue, caplog: pytest.Log
     assert summary.snapshots_written == 16
 
 
+@pytest.mark.slow
 def test_the_victim_of_a_deadlock_reads_its_batch_again(furnished: Catalogue) -> None:
     with (
         brake(furnished, before_snapshot(f"NEW.card_id = '{FLATS[5]}'")) as held,

@@ -251,6 +251,7 @@ def test_bad_moment_is_counted_and_the_page_inserted_again(runs: Runs, case: str
     assert len(runs.pauses) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [time_out_before, time_out_after])
 def test_server_that_does_not_answer_is_given_up_and_the_page_inserted_again(runs: Runs, fault: Fault) -> None:
     runs.front.fail(answer_all, fault)

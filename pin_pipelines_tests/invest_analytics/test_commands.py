@@ -20,6 +20,8 @@ from pin_pipelines_tests.support.databases import query
 from pin_pipelines_tests.support.price_backfill import object_id, price
 from pin_pipelines_tests.support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def talent() -> Iterator[TalentStandIn]:

@@ -19,6 +19,7 @@ from pin_pipelines.local.talent import Fault, TalentStandIn
 from pin_pipelines_tests.support.clickhouse import BACKFILL_ROW, plant
 from pin_pipelines_tests.support.price_backfill import EVERYTHING, Backfill, object_id, price, prices
 from pin_pipelines_tests.support.price_backfill_dagster import configure, good_page, switch
+from pin_pipelines_tests.support.tiers import first_is_fast
 
 OBJECTS = 10
 TOKEN = "a-token-that-nobody-may-see"
@@ -49,7 +50,7 @@ def backfill(
     return backfill
 
 
-@pytest.fixture(params=["price_history_backfill", "implicit asset job"])
+@pytest.fixture(params=first_is_fast("price_history_backfill", "implicit asset job"))
 def launch(request: pytest.FixtureRequest, backfill: Backfill, instance: dg.DagsterInstance) -> Launch:
     """Launches by the job, and as the UI's «Materialize» does."""
     return launcher(instance, implicit=request.param == "implicit asset job")
@@ -148,6 +149,7 @@ def test_source_without_objects_is_loaded_too(backfill: Backfill, run: Launch, t
     assert all(passed for passed, _ in evaluations(result).values())
 
 
+@pytest.mark.slow
 def test_page_size_is_the_setting_unless_the_config_says_otherwise(
     backfill: Backfill, run: Launch, talent: TalentStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def test_page_size_is_the_setting_unless_the_config_says_otherwise(
     assert {request.take for request in talent.requests} == {9}
 
 
+@pytest.mark.slow
 def test_rerun_of_a_range_doubles_nothing(backfill: Backfill, run: Launch) -> None:
     run()
     before = [row["FactId"] for row in backfill.facts()]
@@ -175,6 +178,7 @@ def test_rerun_of_a_range_doubles_nothing(backfill: Backfill, run: Launch) -> No
     assert [row["FactId"] for row in backfill.merged()] == before
 
 
+@pytest.mark.slow
 def test_run_that_failed_is_gone_on_with_by_the_next(backfill: Backfill, run: Launch, talent: TalentStandIn) -> None:
     talent.fail(good_page(), Fault.status(403))
     failed = run(batch_size=4)
@@ -190,6 +194,7 @@ def test_run_that_failed_is_gone_on_with_by_the_next(backfill: Backfill, run: La
     assert len(backfill.facts()) == OBJECTS
 
 
+@pytest.mark.slow
 def test_cancelled_run_keeps_its_cursor_and_is_gone_on_with(
     backfill: Backfill, run: Launch, talent: TalentStandIn
 ) -> None:
@@ -254,7 +259,7 @@ def test_run_is_refused_when_the_flag_cannot_be_read(backfill: Backfill, run: La
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [
+    first_is_fast(
         ({"batch_size": 0}, "batch_size: 0 is not allowed; give a whole number from 1 to 1000"),
         ({"batch_size": 1001}, "batch_size: 1001 is not allowed"),
         ({"from_property_object_id": "flat 7"}, "from_property_object_id: 'flat 7' is not a UUID; give one such as"),
@@ -263,7 +268,7 @@ def test_run_is_refused_when_the_flag_cannot_be_read(backfill: Backfill, run: La
             {"from_property_object_id": str(object_id(2)), "to_property_object_id": str(object_id(1))},
             f"FromPropertyObjectId = {object_id(2)} is beyond ToPropertyObjectId = {object_id(1)}",
         ),
-    ],
+    ),
 )
 def test_bad_run_config_is_refused_at_the_start(
     backfill: Backfill,
@@ -319,6 +324,7 @@ def test_missing_fact_table_is_named_with_the_command_that_makes_it(backfill: Ba
     assert row.status is CheckpointStatus.FAILED
 
 
+@pytest.mark.slow
 def test_no_secret_is_stored_whatever_fails(
     backfill: Backfill,
     run: Launch,

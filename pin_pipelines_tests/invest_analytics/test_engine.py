@@ -657,6 +657,7 @@ def fragile_server() -> Iterator[EmbeddedPostgres]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_restart_of_postgresql_in_the_middle_stops_the_run_and_the_next_one_completes(
     fragile_server: EmbeddedPostgres, clickhouse_url: str, mode: StopMode

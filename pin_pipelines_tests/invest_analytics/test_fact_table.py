@@ -498,6 +498,7 @@ def held(url: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_folder_that_another_process_holds_is_waited_for_only_so_long_and_the_holder_is_named(
     clickhouse_url: str,
 ) -> None:
@@ -521,6 +522,7 @@ def test_a_folder_that_is_let_go_in_time_is_opened(clickhouse_url: str) -> None:
             assert client.command("SELECT 1") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_process_holds_nothing(clickhouse_url: str) -> None:
     with held(clickhouse_url) as process:
         process.kill()

@@ -33,6 +33,7 @@ from pin_pipelines_tests.support.price_backfill_dagster import (
     switch,
     tick,
 )
+from pin_pipelines_tests.support.tiers import first_is_fast
 from pin_pipelines_tests.support.waiting import until
 
 OBJECTS = 10
@@ -251,6 +252,7 @@ with dg.DagsterInstance.get() as instance:
 """
 
 
+@pytest.mark.slow
 def test_run_killed_in_the_middle_is_gone_on_with_and_every_object_has_one_row(
     backfill: Backfill, fact_table: None, instance: dg.DagsterInstance, talent: TalentStandIn
 ) -> None:
@@ -298,7 +300,7 @@ def test_failed_run_is_asked_for_again_after_a_pause_under_another_key(
     assert len(backfill.facts()) == OBJECTS
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "Pacific/Midway"])
+@pytest.mark.parametrize("zone", first_is_fast("Pacific/Kiritimati", "Pacific/Midway", "UTC"))
 def test_attempts_that_moved_nothing_are_given_up_until_the_flag_is_switched_whatever_the_server_s_time_zone(
     backfill: Backfill, fact_table: None, instance: dg.DagsterInstance, talent: TalentStandIn, zone: str
 ) -> None:

@@ -25,12 +25,13 @@ from pin_pipelines_tests.support.command_line import COMMAND
 from pin_pipelines_tests.support.stack import ask, everything_of, launch_today, run_status, up
 from pin_pipelines_tests.support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 def ignore(_: str) -> None:
     """What the stack says of its steps."""
 
 
-@pytest.mark.slow
 def test_up_from_a_background_shell_runs_partitions_and_ends_by_sigint_with_nothing_left(data_dir: Path) -> None:
     with up(data_dir) as stack:
         assert "no catalogue yet" in stack.said
@@ -58,7 +59,6 @@ def test_up_from_a_background_shell_runs_partitions_and_ends_by_sigint_with_noth
         assert everything_of(data_dir) == []
 
 
-@pytest.mark.slow
 def test_up_serves_prices_and_loads_them_once_the_flag_is_on(data_dir: Path) -> None:
     with up(data_dir) as stack:
         environment = stack.environment
@@ -83,7 +83,6 @@ def test_up_serves_prices_and_loads_them_once_the_flag_is_on(data_dir: Path) -> 
         assert everything_of(data_dir) == []
 
 
-@pytest.mark.slow
 def test_what_a_killed_up_leaves_is_cleared_by_the_next_and_sigterm_leaves_nothing(data_dir: Path) -> None:
     with up(data_dir) as stack:
         stack.end(signal.SIGKILL)
@@ -99,7 +98,6 @@ def test_what_a_killed_up_leaves_is_cleared_by_the_next_and_sigterm_leaves_nothi
         assert everything_of(data_dir) == []
 
 
-@pytest.mark.slow
 def test_runs_that_went_down_with_a_stack_are_reported_as_failed_by_the_next(data_dir: Path) -> None:
     statuses = {
         dg.DagsterRunStatus.STARTED: dg.DagsterRunStatus.FAILURE,
@@ -114,7 +112,6 @@ def test_runs_that_went_down_with_a_stack_are_reported_as_failed_by_the_next(dat
         assert found == list(statuses.values())
 
 
-@pytest.mark.slow
 def test_a_server_that_dies_takes_the_stack_down_and_is_named(data_dir: Path) -> None:
     with up(data_dir) as stack:
         (daemon,) = (child for child in psutil.Process(stack.process.pid).children() if "run" in child.cmdline())

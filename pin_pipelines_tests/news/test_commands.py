@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pin_pipelines_tests.news.test_migration import RANKING_TABLES
 from pin_pipelines_tests.support.command_line import command
 from pin_pipelines_tests.support.news import News
+
+pytestmark = pytest.mark.slow
 
 # Migrations
 

@@ -30,6 +30,7 @@ from pin_pipelines.settings import (
 )
 from pin_pipelines_tests.support import spans
 from pin_pipelines_tests.support.news import News, Recorder
+from pin_pipelines_tests.support.tiers import first_is_fast
 
 TODAY = datetime.now(UTC).date()
 MIDNIGHT = datetime.combine(TODAY, datetime.min.time(), UTC)
@@ -49,7 +50,7 @@ def environment(instance: dg.DagsterInstance, news: News, monkeypatch: pytest.Mo
     monkeypatch.setenv("PIN_POSTGRES_URL", news.url)
 
 
-@pytest.fixture(params=[JOB, "implicit asset job"])
+@pytest.fixture(params=first_is_fast(JOB, "implicit asset job"))
 def launch(request: pytest.FixtureRequest, instance: dg.DagsterInstance) -> Launch:
     """Launches by the job, and as the UI's «Materialize» does."""
     return launcher(instance, implicit=request.param == "implicit asset job")
@@ -288,7 +289,7 @@ def test_batch_size_is_the_setting_unless_the_config_says_otherwise(
         assert any(line.endswith(f"batch_size={size}") for line in lines)
 
 
-@pytest.mark.parametrize("batch_size", [0, MAX_BATCH_SIZE + 1])
+@pytest.mark.parametrize("batch_size", first_is_fast(0, MAX_BATCH_SIZE + 1))
 def test_bad_run_config_is_refused_at_the_start(news: News, run: Launch, batch_size: int) -> None:
     switch(news, on=True)
     said = failure(run(batch_size=batch_size))

@@ -166,6 +166,7 @@ def test_staleness_grows_while_no_run_comes_and_only_a_full_run_that_completes_e
     assert fresh[LAST_SUCCESS] == pytest.approx(datetime.now(UTC).timestamp(), abs=60)
 
 
+@pytest.mark.slow
 def test_no_counter_falls_when_retention_prunes_or_the_exporter_is_started_again(catalogue: Catalogue) -> None:
     catalogue.add_many(4)
     short = Parameters(window_days=1, decay_half_life_days=1)
@@ -266,6 +267,7 @@ def test_failed_inserts_are_counted(backfill: Backfill) -> None:
 # The database
 
 
+@pytest.mark.slow
 def test_scrape_reads_the_ledger_and_the_checkpoints_and_no_other_table(
     catalogue: Catalogue, backfill: Backfill
 ) -> None:
@@ -283,6 +285,7 @@ def test_scrape_reads_the_ledger_and_the_checkpoints_and_no_other_table(
         catalogue.execute("DROP ROLE pin_narrow")
 
 
+@pytest.mark.slow
 def test_database_that_cannot_be_reached_is_a_figure_and_the_exporter_recovers_by_itself(
     catalogue: Catalogue, postgres_url: str
 ) -> None:
@@ -308,6 +311,7 @@ def postgres_url(postgres: object, database_url: str) -> str:
     return database_url.replace(str(psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]), "postgres")
 
 
+@pytest.mark.slow
 def test_server_that_is_not_there_is_a_figure(database_url: str) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -318,6 +322,7 @@ def test_server_that_is_not_there_is_a_figure(database_url: str) -> None:
     assert "hunter2" not in said
 
 
+@pytest.mark.slow
 def test_tables_that_are_not_there_yet_are_a_figure(postgres_url: str) -> None:
     with exporter(postgres_url) as (_, address):
         assert get(address) == {UP: 0}
@@ -326,6 +331,7 @@ def test_tables_that_are_not_there_yet_are_a_figure(postgres_url: str) -> None:
 # The process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
 def test_exporter_ends_in_order(database_url: str, by: signal.Signals) -> None:
     with exporter(as_role(database_url, READER)) as (process, address):
@@ -349,12 +355,14 @@ def run_exporter(*arguments: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_port_that_is_taken_is_named(taken_port: int) -> None:
     refused = run_exporter("--port", str(taken_port), PIN_POSTGRES_URL="postgresql://pin_reader@127.0.0.1/pin")
     assert refused.returncode == 1
     assert refused.stderr == f"Error: --address 127.0.0.1 --port {taken_port}: Address already in use\n"
 
 
+@pytest.mark.slow
 def test_address_of_the_database_is_required_and_nothing_else() -> None:
     refused = run_exporter()
     assert refused.returncode == 2

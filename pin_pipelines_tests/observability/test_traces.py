@@ -310,6 +310,7 @@ def test_job_in_another_thread_belongs_to_the_span_that_it_was_made_in(spans: Sp
 # Export
 
 
+@pytest.mark.slow
 def test_without_a_collector_nothing_is_set_up_and_the_sdk_is_not_even_loaded() -> None:
     program = (
         "import sys\n"
@@ -366,6 +367,7 @@ SPAN_PROGRAM = (
 )
 
 
+@pytest.mark.slow
 def test_process_ends_in_order_though_the_collector_is_gone() -> None:
     with collector() as gone:
         pass
@@ -373,6 +375,7 @@ def test_process_ends_in_order_though_the_collector_is_gone() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}], ids=lambda off: next(iter(off))
 )
@@ -382,6 +385,7 @@ def test_export_is_switched_off_by_the_standard_variables(receiver: Collector, o
     assert receiver.requests == []
 
 
+@pytest.mark.slow
 def test_service_is_named_as_the_standard_variables_say(receiver: Collector) -> None:
     url = f"{receiver.url}/v1/traces"
     run_python(SPAN_PROGRAM, **EXPORT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=url, OTEL_SERVICE_NAME="nightly")
@@ -394,12 +398,14 @@ def test_service_is_named_as_the_standard_variables_say(receiver: Collector) -> 
     assert receiver.services() == {"nightly", "daily"}
 
 
+@pytest.mark.slow
 def test_protocol_that_is_not_built_in_is_named_and_stops_nobody(receiver: Collector) -> None:
     done = run_python(SPAN_PROGRAM, OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
     assert done.returncode == 0
     assert "no traces are sent: OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc' and must be http/protobuf" in done.stderr
 
 
+@pytest.mark.slow
 def test_missing_extra_is_named_and_stops_nobody(receiver: Collector) -> None:
     without = "import sys; sys.modules['opentelemetry.exporter.otlp.proto.http.trace_exporter'] = None\n"
     done = run_python(without + SPAN_PROGRAM, OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url)
@@ -408,6 +414,7 @@ def test_missing_extra_is_named_and_stops_nobody(receiver: Collector) -> None:
     assert "install with the extra `otel`" in done.stderr
 
 
+@pytest.mark.slow
 def test_export_that_somebody_else_set_up_is_left_as_it_is(receiver: Collector) -> None:
     first = (
         "from opentelemetry import trace\n"

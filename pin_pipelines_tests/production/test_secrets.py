@@ -44,6 +44,12 @@ def with_password(variable: str, password: str) -> str:
 
 
 @pytest.fixture
+def compute_logs() -> str:
+    """As in production: what steps print is kept."""
+    return ""
+
+
+@pytest.fixture
 def talent(instance: dg.DagsterInstance, fronted: Backfill, monkeypatch: pytest.MonkeyPatch) -> Iterator[TalentStandIn]:
     """All that the pipelines need is there, and each secret is in its variable."""
     for variable, password in (("PIN_POSTGRES_URL", POSTGRES), ("PIN_DAGSTER_POSTGRES_URL", DAGSTER)):

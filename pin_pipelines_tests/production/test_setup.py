@@ -151,6 +151,7 @@ def new_server() -> Iterator[EmbeddedPostgres]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_first_start_of_postgresql_makes_its_databases_and_lets_in_who_belongs_there(
     new_server: EmbeddedPostgres,
 ) -> None:

@@ -12,6 +12,7 @@ import psycopg
 
 from pin_pipelines.catalog.recompute import Parameters, Summary, recompute
 from pin_pipelines.catalog.tables import CardKind
+from pin_pipelines_tests.support.databases import Database
 from pin_pipelines_tests.support.roles import PIPELINE, as_role
 
 TODAY = date(2026, 11, 30)
@@ -28,11 +29,8 @@ def card_id(number: int) -> UUID:
     return UUID(int=number << 64 | 0x8000_0000_0000_0000)
 
 
-class Catalogue:
-    """Access to one test database, each call in a transaction of its own."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
+class Catalogue(Database):
+    """The cards and what is stored of them."""
 
     def connect(self) -> psycopg.Connection[Any]:
         """As the engine does: under the pipeline's role."""
@@ -41,12 +39,6 @@ class Catalogue:
     @property
     def pipeline_url(self) -> str:
         return as_role(self.url, PIPELINE)
-
-    def execute(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """As the superuser, who plays everybody else."""
-        with psycopg.connect(self.url) as connection:
-            cursor = connection.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
 
     def add(self, views: int = 0, *, kind: CardKind = FLAT, status: str = "Published", new: UUID | None = None) -> UUID:
         new = new or uuid4()

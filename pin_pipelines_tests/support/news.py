@@ -16,6 +16,7 @@ from pin_pipelines.news.ranking import PostInputs, Signals
 from pin_pipelines.news.recompute import Summary, recompute
 from pin_pipelines.news.tables import POST_DAILY_VIEWS, POSTS, REACTIONS, SIGNALS, USER_POST_DAILY_VIEWS
 from pin_pipelines_tests.support import PROJECT_ROOT
+from pin_pipelines_tests.support.databases import Database
 
 # In the past by any clock: a post that is published later than now is not on show.
 TODAY = date(2024, 11, 30)
@@ -71,11 +72,8 @@ def golden_cases() -> list[GoldenCase]:
     ]
 
 
-class News:
-    """Access to one test database, each call in a transaction of its own."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
+class News(Database):
+    """The posts and what is stored of them."""
 
     @property
     def name(self) -> str:
@@ -84,11 +82,6 @@ class News:
 
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url)
-
-    def execute(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        with self.connect() as connection:
-            cursor = connection.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
 
     def add_category(self, new: UUID) -> UUID:
         self.execute("INSERT INTO news.post_categories VALUES (%s, 'category') ON CONFLICT DO NOTHING", new)

@@ -18,6 +18,7 @@ from pin_pipelines.invest_analytics.backfill import Summary, run_backfill
 from pin_pipelines.invest_analytics.checkpoints import Checkpoint, Range, Reject, checkpoint_rows, reject_rows
 from pin_pipelines.invest_analytics.snapshots import RawItem
 from pin_pipelines.resources.clickhouse import open_clickhouse
+from pin_pipelines_tests.support.databases import Database
 from pin_pipelines_tests.support.roles import PIPELINE, as_role
 
 EVERYTHING = Range()
@@ -88,11 +89,11 @@ class Scripted:
         return self.pages.pop(0) if self.pages else []
 
 
-class Backfill:
+class Backfill(Database):
     """Access to the two stores of one test."""
 
     def __init__(self, url: str, clickhouse_url: str = "") -> None:
-        self.url = url
+        super().__init__(url)
         self.clickhouse_url = clickhouse_url
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -102,12 +103,6 @@ class Backfill:
     @property
     def pipeline_url(self) -> str:
         return as_role(self.url, PIPELINE)
-
-    def execute(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """As the superuser, who plays everybody else."""
-        with psycopg.connect(self.url) as connection:
-            cursor = connection.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
 
     def furnish(self) -> Self:
         """Make the fact table."""
