@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -10,6 +11,15 @@ import psycopg
 Connection = psycopg.Connection[Any]
 # Every call opens a connection of its own, not in autocommit mode.
 Connect = Callable[[], Connection]
+
+
+def free_advisory_locks(connection: Connection) -> None:
+    """Give the session's advisory locks up now: by itself the server frees them a moment after the client has left.
+
+    From a connection that is gone there is nothing to be freed here; the server does it.
+    """
+    with suppress(psycopg.Error):
+        connection.execute("SELECT pg_advisory_unlock_all()")
 
 
 def fetch_one(connection: Connection, statement: str, parameters: Any = None, *, binary: bool = False) -> Any:

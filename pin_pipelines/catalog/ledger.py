@@ -21,7 +21,7 @@ import psycopg
 
 from pin_pipelines.catalog import statements
 from pin_pipelines.catalog.tables import CardKind
-from pin_pipelines.database import Connect, Connection, fetch_one
+from pin_pipelines.database import Connect, Connection, fetch_one, free_advisory_locks
 
 
 class RunKind(StrEnum):
@@ -128,6 +128,7 @@ class Ledger:
         """Open the connection; nothing is locked or written yet."""
         self._connect = connect
         self._run_id = run_id
+        self._is_locked = False
         self._connection = connect()
         self._connection.autocommit = True
         self._connection.execute(statements.LIVENESS_SESSION, {"application_name": f"popularity ledger {run_id[:8]}"})
@@ -137,7 +138,9 @@ class Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the locks."""
+        """Free the locks and close the connection."""
+        if self._is_locked:
+            free_advisory_locks(self._connection)
         self._connection.close()
 
     def take_single_flight(self) -> bool:
@@ -191,7 +194,9 @@ class Ledger:
                 connection.execute(statements.CLOSE_RUN, parameters)
 
     def _try_lock(self, statement: str, **parameters: Any) -> bool:
-        return bool(fetch_one(self._connection, statement, parameters)[0])
+        (taken,) = fetch_one(self._connection, statement, parameters)
+        self._is_locked = self._is_locked or bool(taken)
+        return bool(taken)
 
     def _find_last_stop(self) -> StopPoint | None:
         row = self._connection.execute(statements.LAST_STOP).fetchone()

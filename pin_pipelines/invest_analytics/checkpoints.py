@@ -21,7 +21,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from pin_pipelines.database import Connect, Connection, fetch_one
+from pin_pipelines.database import Connect, Connection, fetch_one, free_advisory_locks
 from pin_pipelines.invest_analytics.snapshots import BadRow
 
 CHECKPOINTS = "invest_analytics.price_backfill_checkpoints"
@@ -367,6 +367,7 @@ class Claim:
         self._lock_key = _lock_key(price_range)
         self._checkpoint: Checkpoint | None = None
         self._fenced_off = False
+        self._is_locked = False
         self._connection = connect()
         self._connection.autocommit = True
 
@@ -375,7 +376,10 @@ class Claim:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connection, and free the lock with it."""
+        """Free the lock and close the connection."""
+        # A lock that was not taken may be another's, on a connection that a pooler shares out.
+        if self._is_locked:
+            free_advisory_locks(self._connection)
         self._connection.close()
 
     @property
@@ -401,8 +405,8 @@ class Claim:
         """
         self._refuse_pooler()
         self._set_up(self._connection)
-        (taken,) = fetch_one(self._connection, _TAKE_LOCK, {"lock_key": self._lock_key})
-        if not taken:
+        (self._is_locked,) = fetch_one(self._connection, _TAKE_LOCK, {"lock_key": self._lock_key})
+        if not self._is_locked:
             return False
         parameters = {"lower": self._range.lower, "upper": self._range.upper, "batch_size": batch_size}
         # Somebody else's insert of the very range, in a transaction that does not end, is as good as a claim.

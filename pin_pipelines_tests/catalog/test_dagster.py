@@ -197,6 +197,7 @@ def test_bad_run_config_is_refused_at_the_start(
     assert catalogue.ledger() == []
 
 
+@pytest.mark.slow
 def test_run_config_wins_over_the_settings(catalogue: Catalogue, run_today: Launch) -> None:
     catalogue.add_many(5)
     assert run_today(batch_size=2).success
@@ -339,6 +340,7 @@ def test_completeness_is_an_error_when_cards_are_missing_unexplained(
     assert evaluation.metadata["cards_missing"].value == 1
 
 
+@pytest.mark.slow
 def test_a_card_put_on_show_after_the_run_is_not_missing(
     catalogue: Catalogue, run_today: Launch, definitions: dg.Definitions, instance: dg.DagsterInstance
 ) -> None:

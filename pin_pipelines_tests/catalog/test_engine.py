@@ -681,6 +681,7 @@ PAGE = {
 }
 
 
+@pytest.mark.slow
 def test_locking_a_page_never_scans_the_snapshots(nights: Catalogue) -> None:
     for after, upto, unhandled, wait in product([False, True], repeat=4):
         statement = statements.lock_page(FLAT, after=after, upto=upto, unhandled=unhandled, wait=wait)
@@ -689,6 +690,7 @@ def test_locking_a_page_never_scans_the_snapshots(nights: Catalogue) -> None:
             assert ("popularity_daily_views" in plan) is unhandled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture", [False, True])
 def test_scoring_a_page_scans_neither_the_snapshots_nor_the_cards(nights: Catalogue, capture: bool) -> None:
     for plan in plans(nights, statements.score_page(FLAT, capture=capture), PAGE):

@@ -34,6 +34,7 @@ from pin_pipelines_tests.support.clickhouse_front import (
     time_out_before,
 )
 from pin_pipelines_tests.support.price_backfill import RUB, Backfill, Listed, object_id, price, prices
+from pin_pipelines_tests.support.tiers import first_is_fast
 
 TAKEN_AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 BATCH = 3
@@ -200,7 +201,7 @@ def test_150_months_in_a_page_are_stored_over_http(runs: Runs) -> None:
 # When the wire breaks once, clickhouse-connect or the engine sends the page again
 
 
-@pytest.mark.parametrize("after_pages", [0, 1, 2], ids=["first page", "second page", "last page"])
+@pytest.mark.parametrize("after_pages", first_is_fast(1, 0, 2))
 @pytest.mark.parametrize("fault", [reset_before, lose_answer, lose_answer_by_reset, cut_headers])
 def test_connection_that_closes_is_repeated_by_the_client_itself_and_ends_as_one_row(
     runs: Runs, fault: Fault, after_pages: int
@@ -237,7 +238,7 @@ TRANSIENT: dict[str, tuple[list[Fault], int]] = {
 }
 
 
-@pytest.mark.parametrize("case", TRANSIENT)
+@pytest.mark.parametrize("case", first_is_fast(*TRANSIENT))
 def test_bad_moment_is_counted_and_the_page_inserted_again(runs: Runs, case: str) -> None:
     faults, stored_besides = TRANSIENT[case]
     runs.front.fail(*faults)
@@ -283,14 +284,14 @@ def test_server_that_does_not_recover_fails_the_run_at_its_checkpoint_and_the_ne
 
 @pytest.mark.parametrize(
     ("code", "name", "status"),
-    [
+    first_is_fast(
         (16, "NO_SUCH_COLUMN_IN_TABLE", 500),
         (53, "TYPE_MISMATCH", 500),
         (60, "UNKNOWN_TABLE", 404),
         (164, "READONLY", 500),
         (497, "ACCESS_DENIED", 403),
         (516, "AUTHENTICATION_FAILED", 403),
-    ],
+    ),
 )
 def test_error_that_another_attempt_cannot_help_stops_the_run_at_once(
     runs: Runs, code: int, name: str, status: int

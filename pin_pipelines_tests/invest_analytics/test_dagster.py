@@ -141,6 +141,7 @@ def test_run_loads_every_object_and_says_what_it_did(backfill: Backfill, launch:
     }
 
 
+@pytest.mark.slow
 def test_source_without_objects_is_loaded_too(backfill: Backfill, run: Launch, talent: TalentStandIn) -> None:
     talent.serve([])
     result = run()

@@ -196,7 +196,7 @@ def test_live_run_is_never_taken_for_dead_however_old_its_heartbeat(
     assert status(instance, run.run_id) is dg.DagsterRunStatus.STARTED
 
 
-@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize("implicit", first_is_fast(False, True))
 @pytest.mark.parametrize("started", [False, True])
 def test_run_on_its_way_to_the_claim_is_waited_for(
     backfill: Backfill, instance: dg.DagsterInstance, implicit: bool, started: bool

@@ -234,6 +234,7 @@ def test_on_a_run_makes_the_signals_of_every_post_and_says_what_it_did(
     }
 
 
+@pytest.mark.slow
 def test_on_a_second_run_leaves_the_same(news: News, run: Launch) -> None:
     switch(news, on=True)
     news.add(published_at=MIDNIGHT, views={TODAY: 7})
@@ -244,6 +245,7 @@ def test_on_a_second_run_leaves_the_same(news: News, run: Launch) -> None:
     assert (said["posts_ranked"], said["signals_created"]) == (1, 0)
 
 
+@pytest.mark.slow
 def test_on_without_posts_a_run_is_green(news: News, run: Launch) -> None:
     switch(news, on=True)
     result = run()
@@ -279,6 +281,7 @@ def test_on_but_without_its_branch_of_migrations_the_run_names_the_command(
     assert "`pin-pipelines migrate --with-news-ranking` makes it" in failure(launch())
 
 
+@pytest.mark.slow
 def test_batch_size_is_the_setting_unless_the_config_says_otherwise(
     news: News, run: Launch, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

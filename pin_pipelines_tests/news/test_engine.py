@@ -359,6 +359,7 @@ def test_daily_views_of_posts_that_are_gone_do_no_harm(news: News) -> None:
 # What a batch costs
 
 
+@pytest.mark.slow
 def test_a_batch_reads_its_own_posts_and_no_others(news: News) -> None:
     posts = news.add_many(20_000)
     for table, columns, value in [

@@ -268,6 +268,7 @@ def test_a_text_that_is_no_cursor_is_refused_by_name(text: str) -> None:
 # What a page costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 1], ids=["first page", "a page in the middle"])
 @pytest.mark.parametrize(
     ("sort", "index"), [(RECOMMENDED, "ix_post_ranking_signals_score"), (DATE, "ix_posts_published")]

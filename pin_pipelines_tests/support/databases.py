@@ -18,8 +18,9 @@ class Database:
     def execute(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """The rows of one statement, if it has any."""
         if not hasattr(self._kept, "session"):
-            self._kept.session = _Session(self.url)
-        cursor = self._kept.session.connection.execute(statement, parameters)
+            # Not prepared: tests change tables between two runs of the same statement.
+            self._kept.session = _Session.connect(self.url, autocommit=True, prepare_threshold=None)
+        cursor = self._kept.session.execute(statement, parameters)
         return cursor.fetchall() if cursor.description else []
 
     def leave(self) -> None:
@@ -27,15 +28,11 @@ class Database:
         self._kept = threading.local()
 
 
-class _Session:
-    """Ends with its last reference."""
-
-    def __init__(self, url: str) -> None:
-        # Tests change tables between two runs of the same statement.
-        self.connection = psycopg.connect(url, autocommit=True, prepare_threshold=None)
+class _Session(psycopg.Connection[Any]):
+    """Ends with its last reference, which psycopg would warn of."""
 
     def __del__(self) -> None:
-        self.connection.close()
+        self.close()
 
 
 def query(url: str, statement: str) -> list[tuple[Any, ...]]:
