@@ -37,15 +37,13 @@ def talent() -> Iterator[TalentStandIn]:
 def backfill(
     instance: dg.DagsterInstance,
     database_url: str,
-    clickhouse_url: str,
+    open_folder: str,
     talent: TalentStandIn,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Backfill:
     """The stores, all settings, and the flag switched on."""
-    configure(monkeypatch, clickhouse_url, talent)
-    backfill = Backfill(database_url, clickhouse_url)
-    with backfill.clickhouse() as client:
-        facts.create(client, None)
+    configure(monkeypatch, open_folder, talent)
+    backfill = Backfill(database_url, open_folder).furnish()
     switch(backfill, on=True)
     return backfill
 

@@ -74,8 +74,8 @@ FIRST, LAST = UUID(int=0), UUID(int=2**128 - 1)
 
 
 @pytest.fixture
-def backfill(database_url: str, clickhouse_url: str) -> Backfill:
-    return Backfill(database_url, clickhouse_url).furnish()
+def backfill(database_url: str, open_folder: str) -> Backfill:
+    return Backfill(database_url, open_folder).furnish()
 
 
 def numbers(rows: Sequence[Any]) -> list[int]:

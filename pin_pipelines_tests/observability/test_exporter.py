@@ -43,8 +43,8 @@ BOUNDS = ["10.0", "30.0", "60.0", "120.0", "300.0", "600.0", "900.0", "1200.0", 
 
 
 @pytest.fixture
-def backfill(database_url: str, clickhouse_url: str) -> Backfill:
-    return Backfill(database_url, clickhouse_url).furnish()
+def backfill(database_url: str, open_folder: str) -> Backfill:
+    return Backfill(database_url, open_folder).furnish()
 
 
 def counters(scraped: Samples) -> Samples:

@@ -166,8 +166,8 @@ def test_run_through_dagster_is_traced_under_its_run_id(
 
 
 @pytest.fixture
-def backfill(database_url: str, clickhouse_url: str) -> Backfill:
-    return Backfill(database_url, clickhouse_url).furnish()
+def backfill(database_url: str, open_folder: str) -> Backfill:
+    return Backfill(database_url, open_folder).furnish()
 
 
 def test_backfill_run_has_one_span_and_one_for_each_page(backfill: Backfill, spans: Spans) -> None:
