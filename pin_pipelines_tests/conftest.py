@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -49,12 +49,18 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Programs beside the tests are slow to start. The slow tests come first, so that no worker ends with one alone."""
     for item in items:
         if item.get_closest_marker("system_package"):
             item.add_marker(pytest.mark.slow)
+    yield
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    # Some pairs of versions lose the groups without a word, and each worker starts the stacks that they share.
+    grouped = [item for item in items if item.get_closest_marker("xdist_group")]
+    if config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in grouped):
+        raise pytest.UsageError("pytest-xdist does not group: install the versions that constraints.txt names")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dagster as dg
 import psycopg
 from playwright.sync_api import Page, expect
 
@@ -18,6 +19,7 @@ from pin_pipelines_tests.browser.actions import (
     view_requested,
 )
 from pin_pipelines_tests.browser.stack import LOCATION, Served, needs_chromium
+from pin_pipelines_tests.support.daemon import make_due
 
 pytestmark = needs_chromium
 
@@ -39,6 +41,8 @@ def test_operator_reads_that_the_flag_is_off_and_the_flag_starts_the_backfill(op
     operator.get_by_role("button", name="Close").click()
 
     turn_flag_on(stack)
+    with dg.DagsterInstance.get() as instance:
+        make_due(instance, BACKFILL_SENSOR)
     view_requested(operator)
     expect_logged(operator, "RUN_SUCCESS")
     expect_status(operator, "Success")

@@ -266,6 +266,7 @@ def test_a_restart_of_postgresql_fails_the_run_keeps_what_was_committed_and_the_
         # A crash takes back the last commits (synchronous_commit is off), unless another one goes to the disk.
         catalogue.execute("CREATE TABLE catalog.on_disk ()")
         fragile_server.restart(mode)
+        catalogue.leave()
         with pytest.raises(psycopg.OperationalError):
             run.result()
 

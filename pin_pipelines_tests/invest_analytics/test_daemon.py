@@ -15,7 +15,7 @@ from pin_pipelines.invest_analytics import facts
 from pin_pipelines.invest_analytics.checkpoints import CheckpointStatus
 from pin_pipelines.invest_analytics.defs.sensor import BACKFILL_JOB, BACKFILL_SENSOR
 from pin_pipelines.local.talent import TalentStandIn
-from pin_pipelines_tests.support.daemon import daemon
+from pin_pipelines_tests.support.daemon import daemon, make_due
 from pin_pipelines_tests.support.price_backfill import Backfill, object_id, prices
 from pin_pipelines_tests.support.price_backfill_dagster import configure, let_pass, switch
 from pin_pipelines_tests.support.waiting import until
@@ -24,14 +24,6 @@ pytestmark = pytest.mark.slow
 
 OBJECTS = 60
 KILLS = 2
-
-
-def make_due(instance: dg.DagsterInstance) -> None:
-    """As if the sensor's last tick were long ago: the daemon evaluates it at its next look."""
-    for state in instance.all_instigator_state():
-        if state.instigator_name == BACKFILL_SENSOR and state.instigator_data is not None:
-            data = state.instigator_data._replace(last_tick_timestamp=0.0, last_tick_start_timestamp=0.0)
-            instance.update_instigator_state(state.with_data(data))
 
 
 def processed(backfill: Backfill) -> int:
@@ -73,7 +65,7 @@ def test_killed_runs_end_as_failed_and_the_sensor_s_next_ones_go_on_until_every_
                 assert statuses() == [dg.DagsterRunStatus.FAILURE] * (kill - 1) + [dg.DagsterRunStatus.STARTED]
                 done = processed(backfill)
                 let_pass(backfill, timedelta(minutes=16))
-                make_due(instance)
+                make_due(instance, BACKFILL_SENSOR)
             until(lambda: statuses()[-1] is dg.DagsterRunStatus.SUCCESS, "the last run", seconds=90)
 
     assert statuses() == [dg.DagsterRunStatus.FAILURE] * KILLS + [dg.DagsterRunStatus.SUCCESS]

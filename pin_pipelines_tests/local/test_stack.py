@@ -16,12 +16,14 @@ import pytest
 import requests
 
 from pin_pipelines.invest_analytics import facts
+from pin_pipelines.invest_analytics.defs.sensor import BACKFILL_SENSOR
 from pin_pipelines.local.ownership import MARK, end_marked_processes, owned, postgres_dir
 from pin_pipelines.local.postgres import EmbeddedPostgres, EmbeddedPostgresError, server_processes
 from pin_pipelines.local.stack import PRICED_OBJECTS, local_stack
 from pin_pipelines.resources.clickhouse import open_clickhouse
 from pin_pipelines.resources.feature_flags import PRICE_BACKFILL, set_flag
 from pin_pipelines_tests.support.command_line import COMMAND
+from pin_pipelines_tests.support.daemon import make_due
 from pin_pipelines_tests.support.stack import ask, everything_of, launch_today, run_status, up
 from pin_pipelines_tests.support.waiting import until
 
@@ -59,7 +61,7 @@ def test_up_from_a_background_shell_runs_partitions_and_ends_by_sigint_with_noth
         assert everything_of(data_dir) == []
 
 
-def test_up_serves_prices_and_loads_them_once_the_flag_is_on(data_dir: Path) -> None:
+def test_up_serves_prices_and_loads_them_once_the_flag_is_on(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with up(data_dir) as stack:
         environment = stack.environment
         prices = f"{environment['PIN_TALENT_BASE_URL']}/api/v1/property-object-prices?take=3"
@@ -69,6 +71,9 @@ def test_up_serves_prices_and_loads_them_once_the_flag_is_on(data_dir: Path) -> 
 
         with psycopg.connect(stack.postgres_url) as connection:
             set_flag(connection, PRICE_BACKFILL, enabled=True)
+        monkeypatch.setenv("PIN_DAGSTER_POSTGRES_URL", environment["PIN_DAGSTER_POSTGRES_URL"])
+        with dg.DagsterInstance.from_config(environment["DAGSTER_HOME"]) as instance:
+            make_due(instance, BACKFILL_SENSOR)
         runs = (
             '{ runsOrError(filter: {pipelineName: "price_history_backfill"}) { ... on Runs { results { status } } } }'
         )

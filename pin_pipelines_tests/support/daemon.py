@@ -57,6 +57,14 @@ def launch(
     )
 
 
+def make_due(instance: dg.DagsterInstance, sensor: str) -> None:
+    """As if the sensor's last tick were long ago: the daemon evaluates it at its next look."""
+    for state in instance.all_instigator_state():
+        if state.instigator_name == sensor and state.instigator_data is not None:
+            data = state.instigator_data._replace(last_tick_timestamp=0.0, last_tick_start_timestamp=0.0)
+            instance.update_instigator_state(state.with_data(data))
+
+
 def wait_until_ended(instance: dg.DagsterInstance, runs: int) -> list[dg.DagsterRun]:
     """So many runs, the oldest first."""
 
